@@ -1,0 +1,44 @@
+// Number formats and their scalar conversions, one source for host and device.
+// Rules: round to nearest even; e4m3 saturates to +-448 and turns NaN into 0x7F; e2m1 breaks ties
+// to the even code; a ue8m0 byte is a power of two biased by 127, 0xFF is NaN.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define HEDDLE_HOST_DEVICE __host__ __device__
+#else
+#define HEDDLE_HOST_DEVICE
+#endif
+
+namespace heddle {
+
+/// Storage of one bfloat16 value.
+struct bf16 {
+  std::uint16_t bits = 0;
+};
+
+/// Format of a row while it travels.
+enum class Wire : std::uint8_t { bf16, fp8, nvfp4 };
+
+/// Format of the scales of a group-quantised row: a power of two in a byte, or an f32.
+enum class ScaleFormat : std::uint8_t { ue8m0, f32 };
+
+/// How a checkpoint stores an expert weight matrix.
+enum class WeightKind : std::uint8_t { bf16, fp8_block, mxfp4, nvfp4, mxfp8 };
+
+HEDDLE_HOST_DEVICE inline float to_float(bf16 value) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16);
+}
+
+/// Nearest even; NaN stays NaN, -0 is kept.
+HEDDLE_HOST_DEVICE inline bf16 to_bf16(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) {
+    return {static_cast<std::uint16_t>((bits >> 16) | 0x0040u)};
+  }
+  return {static_cast<std::uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16)};
+}
+
+}  // namespace heddle

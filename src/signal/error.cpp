@@ -1,0 +1,17 @@
+#include "heddle/error.hpp"
+
+#include <fmt/format.h>
+
+namespace heddle {
+
+namespace {
+std::string describe(const Fault& fault) {
+  const std::string peer = fault.peer < 0 ? "" : fmt::format(" from rank {}", fault.peer);
+  return fmt::format("rank {} gave up in {}: waited for {}{}, expected {}, saw {}", fault.rank, fault.phase, fault.word, peer,
+                     fault.expected, fault.seen);
+}
+}  // namespace
+
+FaultError::FaultError(Fault fault) : Error(ErrorKind::fault, describe(fault)), fault_(std::move(fault)) {}
+
+}  // namespace heddle
