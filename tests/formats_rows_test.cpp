@@ -178,7 +178,7 @@ TEST(Rows, WidenedValues) {
       if (format.wire == Wire::nvfp4) {
         const auto code = static_cast<std::uint8_t>((static_cast<unsigned>(row[at / 2]) >> (4 * (i % 2))) & 15u);
         expected = heddle::from_e2m1(code) * heddle::from_e4m3(static_cast<std::uint8_t>(row[scale_at])) * format.global_scale;
-        EXPECT_NEAR(out[at], in[at], 64.0f / 6.0f);
+        EXPECT_NEAR(out[at], in[at], 64.0f / 6.0f * 1.07f);  // half of the widest step, with the scale's own rounding
       } else if (format.wire == Wire::fp8) {
         float scale = heddle::from_ue8m0(static_cast<std::uint8_t>(row[scale_at]));
         if (format.quantisation.scale == ScaleFormat::f32) std::memcpy(&scale, &row[scale_at], sizeof scale);

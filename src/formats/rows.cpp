@@ -85,6 +85,7 @@ HEDDLE_WIDE void quantise_nvfp4_piece(const float* in, int count, float global_s
     std::fill_n(divisors.data() + begin, size, nvfp4_divisor(scale, global_scale));
   }
   for (std::size_t i = 0; i < piece; ++i) codes[i] = nvfp4_code(values[i], divisors[i]);
+  if (count % 2 != 0) codes.data()[count] = 0;  // no value: 0 / NaN must not leave a code
   for (int pair = 0; pair < (count + 1) / 2; ++pair) {
     pairs[pair] = static_cast<std::uint8_t>(codes.data()[2 * pair] | (codes.data()[2 * pair + 1] << 4));
   }
