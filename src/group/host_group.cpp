@@ -1,0 +1,119 @@
+#include "group/host_group.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "signal/doorbell.hpp"
+
+namespace heddle {
+
+namespace {
+constexpr int max_ranks = 1024;
+}
+
+void check_group_size(int rank, int ranks) {
+  if (ranks < 1 || ranks > max_ranks) throw InputError(fmt::format("a group has 1 to {} ranks, not {}", max_ranks, ranks));
+  if (rank < 0 || rank >= ranks) throw InputError(fmt::format("rank {} is outside of a group of {} ranks", rank, ranks));
+}
+
+HostGroup::HostGroup(std::shared_ptr<HostMemory> memory, int rank, int ranks, const GroupOptions& options)
+    : memory_(std::move(memory)), deadline_(options.deadline), live_(static_cast<std::size_t>(ranks), true) {
+  const std::size_t bytes = control_stride * static_cast<std::size_t>(ranks);
+  mapping_ = memory_->map(0, bytes);
+  control_ = {mapping_.get(), control_stride, rank, ranks};
+  next_offset_ = align_up(bytes, 4096);
+}
+
+void HostGroup::meet(Counter counter, Word value, const std::string& what) {
+  std::atomic_ref<Word>(part(rank()).*counter).store(value, std::memory_order_release);
+  for (int peer = 0; peer < ranks(); ++peer) ring(part(peer).header);
+  const auto since = std::chrono::steady_clock::now();
+  const Doorbell bell(part(rank()).header);
+  for (int peer = 0; peer < ranks();) {
+    const std::uint32_t rung = bell.read();
+    const Word seen = std::atomic_ref<Word>(part(peer).*counter).load(std::memory_order_acquire);
+    if (seen >= value || !live_[static_cast<std::size_t>(peer)]) {
+      ++peer;
+      continue;
+    }
+    const auto left = deadline_ - (std::chrono::steady_clock::now() - since);
+    if (left <= std::chrono::nanoseconds(0)) throw FaultError({rank(), peer, what, "arrival", value, seen});
+    bell.sleep(rung, left);
+  }
+}
+
+void HostGroup::barrier(const std::string& what) { meet(&RankControl::arrived, ++barriers_, what); }
+
+std::vector<std::string> HostGroup::exchange(const std::string& mine, const std::string& what) {
+  if (mine.size() > control_text_bytes) {
+    throw InputError(fmt::format("{}: a text of {} bytes was to be exchanged, {} is the most", what, mine.size(), control_text_bytes));
+  }
+  RankControl& own = part(rank());
+  std::memcpy(own.text, mine.data(), mine.size());
+  own.text_length = static_cast<std::uint32_t>(mine.size());
+  barrier(what);
+  std::vector<std::string> all(static_cast<std::size_t>(ranks()));
+  for (int peer = 0; peer < ranks(); ++peer) {
+    if (live_[static_cast<std::size_t>(peer)]) all[static_cast<std::size_t>(peer)].assign(part(peer).text, part(peer).text_length);
+  }
+  barrier(what);  // nobody writes its next text while another still reads this one
+  return all;
+}
+
+int HostGroup::leader() const { return static_cast<int>(std::find(live_.begin(), live_.end(), true) - live_.begin()); }
+
+HeapMapping HostGroup::create_heap(std::size_t bytes) {
+  const std::size_t stride = align_up(std::max<std::size_t>(bytes, 1), 4096);
+  const std::size_t total = stride * static_cast<std::size_t>(ranks());
+  std::size_t offset = next_offset_;
+  for (const std::string& text : exchange(fmt::format("{}", next_offset_), "heap creation")) {
+    if (!text.empty()) offset = std::max<std::size_t>(offset, std::stoull(text));
+  }
+  const int status = rank() == leader() ? memory_->reserve(offset, total) : 0;
+  const std::string answer = exchange(fmt::format("{}", status), "heap creation")[static_cast<std::size_t>(leader())];
+  if (answer != "0") {
+    throw InputError(fmt::format("no memory for a heap of {} a rank, {} for {} ranks: {}", describe_bytes(bytes), describe_bytes(total),
+                                 ranks(), std::strerror(std::stoi(answer))));
+  }
+  next_offset_ = offset + total;
+  auto mapping = memory_->map(offset, total);
+  HeapMapping heap;
+  heap.view = {mapping.get(), stride, rank(), ranks()};
+  heap.bytes = bytes;
+  // The offset rides along with the mapping, for release_heap.
+  heap.keep = std::shared_ptr<const void>(new std::size_t(offset), [mapping](const void* p) { delete static_cast<const std::size_t*>(p); });
+  return heap;
+}
+
+void HostGroup::release_heap(const HeapMapping& heap) {
+  barrier("heap release");
+  if (rank() == leader()) {
+    memory_->discard(*static_cast<const std::size_t*>(heap.keep.get()), heap.view.stride * static_cast<std::size_t>(ranks()));
+  }
+  barrier("heap release");
+}
+
+void HostGroup::reset(const std::vector<bool>& live) {
+  if (live.size() != live_.size()) throw InputError(fmt::format("reset with {} live flags for {} ranks", live.size(), live_.size()));
+  live_ = live;
+  // A barrier that failed left the counters apart; they start again before anybody can see the new generation.
+  barriers_ = 0;
+  RankControl& own = part(rank());
+  std::atomic_ref<Word>(own.arrived).store(0, std::memory_order_relaxed);
+  meet(&RankControl::generation, own.generation + 1, "group reset");
+}
+
+std::vector<std::unique_ptr<Group>> create_thread_group(int ranks, const GroupOptions& options) {
+  check_group_size(0, ranks);
+  const auto memory = HostMemory::create();
+  const int status = memory->reserve(0, control_stride * static_cast<std::size_t>(ranks));
+  if (status != 0) throw InputError(fmt::format("no memory for the control segment of {} ranks: {}", ranks, std::strerror(status)));
+  std::vector<std::unique_ptr<Group>> group;
+  for (int rank = 0; rank < ranks; ++rank) group.push_back(std::make_unique<HostGroup>(memory, rank, ranks, options));
+  return group;
+}
+
+}  // namespace heddle

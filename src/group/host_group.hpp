@@ -1,0 +1,49 @@
+// Host ranks, threads and processes alike: a group is a control segment and a memfd that grows heaps.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "group/control.hpp"
+#include "group/memory.hpp"
+#include "heddle/group.hpp"
+
+namespace heddle {
+
+class HostGroup final : public Group {
+ public:
+  /// `memory` holds a reserved control segment of ranks * control_stride bytes at offset 0.
+  HostGroup(std::shared_ptr<HostMemory> memory, int rank, int ranks, const GroupOptions& options);
+
+  int rank() const override { return control_.rank; }
+  int ranks() const override { return control_.ranks; }
+  std::chrono::nanoseconds deadline() const override { return deadline_; }
+  void set_deadline(std::chrono::nanoseconds deadline) override { deadline_ = deadline; }
+  void barrier(const std::string& what) override;
+  std::vector<std::string> exchange(const std::string& mine, const std::string& what) override;
+  HeapMapping create_heap(std::size_t bytes) override;
+  void release_heap(const HeapMapping& heap) override;
+  void reset(const std::vector<bool>& live) override;
+  const std::vector<bool>& live() const override { return live_; }
+
+ private:
+  using Counter = Word RankControl::*;
+  RankControl& part(int rank) const { return *control_.at<RankControl>(rank, 0); }
+  /// Sets this rank's counter and waits until every live rank's has reached it.
+  void meet(Counter counter, Word value, const std::string& what);
+  int leader() const;
+
+  std::shared_ptr<HostMemory> memory_;
+  std::shared_ptr<std::byte> mapping_;
+  HeapView control_;
+  std::chrono::nanoseconds deadline_;
+  std::vector<bool> live_;
+  Word barriers_ = 0;
+  std::size_t next_offset_;
+};
+
+/// Checked bounds of a group's size, with the numbers in the error.
+void check_group_size(int rank, int ranks);
+
+}  // namespace heddle

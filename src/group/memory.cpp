@@ -1,0 +1,58 @@
+#include "group/memory.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "heddle/error.hpp"
+
+namespace heddle {
+
+std::shared_ptr<HostMemory> HostMemory::create() {
+  const int descriptor = memfd_create("heddle", MFD_CLOEXEC);
+  if (descriptor < 0) throw InputError(fmt::format("cannot create shared memory (memfd_create): {}", std::strerror(errno)));
+  return adopt(descriptor);
+}
+
+std::shared_ptr<HostMemory> HostMemory::adopt(int descriptor) { return std::shared_ptr<HostMemory>(new HostMemory(descriptor)); }
+
+HostMemory::~HostMemory() { close(descriptor_); }
+
+int HostMemory::reserve(std::size_t offset, std::size_t bytes) {
+  int status = 0;
+  do {
+    status = fallocate(descriptor_, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+  } while (status == EINTR);
+  if (status != 0) discard(offset, bytes);
+  return status;
+}
+
+void HostMemory::discard(std::size_t offset, std::size_t bytes) {
+  fallocate(descriptor_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+}
+
+std::shared_ptr<std::byte> HostMemory::map(std::size_t offset, std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  if (auto known = mappings_[offset].lock()) return known;
+  void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_, static_cast<off_t>(offset));
+  if (address == MAP_FAILED) {
+    throw InputError(fmt::format("cannot map {} of shared memory: {}", describe_bytes(bytes), std::strerror(errno)));
+  }
+  std::shared_ptr<std::byte> mapping(static_cast<std::byte*>(address), [bytes](std::byte* start) { munmap(start, bytes); });
+  mappings_[offset] = mapping;
+  return mapping;
+}
+
+std::string describe_bytes(std::size_t bytes) {
+  const double value = static_cast<double>(bytes);
+  if (bytes >= std::size_t{1} << 30) return fmt::format("{:.2f} GiB", value / (1 << 30));
+  if (bytes >= std::size_t{1} << 20) return fmt::format("{:.2f} MiB", value / (1 << 20));
+  return fmt::format("{} bytes", bytes);
+}
+
+}  // namespace heddle

@@ -1,0 +1,167 @@
+#include "signal/host_worker.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace heddle {
+
+void Traffic::add(const Traffic& other) {
+  remote_bytes += other.remote_bytes;
+  local_bytes += other.local_bytes;
+  remote_rows += other.remote_rows;
+  local_rows += other.local_rows;
+}
+
+HostWorker::HostWorker(const HostTeam& team, int index)
+    : team_(team), index_(index), epoch_(static_cast<std::uint32_t>(team.heap.mine<HeapHeader>(0)->epoch) + 1) {}
+
+bool HostWorker::aborted() const {
+  return std::atomic_ref<Word>(team_.heap.mine<HeapHeader>(0)->abort).load(std::memory_order_acquire) != 0;
+}
+
+bool HostWorker::begin() {
+  verb();
+  return !aborted();
+}
+
+void HostWorker::fail(const WordName& name, std::uint64_t expected, std::uint64_t seen) {
+  raise_abort(team_.heap, {name, team_.heap.rank, expected, seen});
+}
+
+void HostWorker::count_row(const void* to, const void* from, std::size_t bytes) {
+  const auto elsewhere = [this](const void* address) {
+    const int owner = team_.heap.owner(address);
+    return owner >= 0 && owner != team_.heap.rank;
+  };
+  if (elsewhere(to) || elsewhere(from)) {
+    traffic_.remote_bytes += bytes;
+    ++traffic_.remote_rows;
+  } else {
+    traffic_.local_bytes += bytes;
+    ++traffic_.local_rows;
+  }
+}
+
+Ticket HostWorker::copy_row(std::byte* to, const std::byte* from, const RowFormat& format) {
+  verb();
+  std::memcpy(to, from, static_cast<std::size_t>(format.row_bytes()));
+  count_row(to, from, static_cast<std::size_t>(format.reported_bytes()));
+  return {};
+}
+
+Ticket HostWorker::copy_bytes(void* to, const void* from, std::size_t bytes) {
+  verb();
+  std::memcpy(to, from, bytes);
+  return {};
+}
+
+Ticket HostWorker::quantise_row(std::byte* to, const bf16* from, const RowFormat& format) {
+  verb();
+  heddle::quantise_row(from, format, to);
+  count_row(to, from, static_cast<std::size_t>(format.reported_bytes()));
+  return {};
+}
+
+void HostWorker::publish(Word* word, std::uint32_t value) {
+  verb();
+  std::atomic_ref<Word>(*word).store(pack_word(epoch_, value), std::memory_order_release);
+  const int owner = team_.heap.owner(word);
+  ring(*team_.heap.at<HeapHeader>(owner, 0));
+}
+
+template <class Arrived>
+bool HostWorker::wait(const Word* word, const WordName& name, std::uint64_t expected, Arrived arrived) {
+  const std::atomic_ref<Word> atomic(*const_cast<Word*>(word));
+  for (int look = 0; look < team_.spins; ++look) {
+    if (arrived(atomic.load(std::memory_order_acquire))) return true;
+  }
+  const auto since = Clock::now();
+  const Doorbell bell(*team_.heap.mine<HeapHeader>(0));
+  for (;;) {
+    const std::uint32_t rung = bell.read();
+    const Word seen = atomic.load(std::memory_order_acquire);
+    if (arrived(seen)) return true;
+    if (aborted()) return false;
+    const auto left = team_.deadline - (Clock::now() - since);
+    if (left <= std::chrono::nanoseconds(0)) {
+      fail(name, expected, seen);
+      return false;
+    }
+    bell.sleep(rung, left);
+  }
+}
+
+bool HostWorker::acquire_at_least(const Word* word, const WordName& name, std::uint32_t least, std::uint32_t& value) {
+  verb();
+  return wait(word, name, pack_word(epoch_, least), [&](Word seen) {
+    value = word_value(seen);
+    return word_tag(seen) == epoch_ && value >= least;
+  });
+}
+
+bool HostWorker::peek(const Word* word, std::uint32_t& value) {
+  verb();
+  const Word seen = std::atomic_ref<Word>(*const_cast<Word*>(word)).load(std::memory_order_acquire);
+  value = word_value(seen);
+  return word_tag(seen) == epoch_;
+}
+
+HostWorker::Patience HostWorker::look() {
+  verb();
+  return {Clock::now(), Doorbell(*team_.heap.mine<HeapHeader>(0)).read()};
+}
+
+bool HostWorker::rest(Patience& patience, const WordName& name, std::uint32_t expected, std::uint32_t seen) {
+  verb();
+  if (aborted()) return false;
+  const auto left = team_.deadline - (Clock::now() - patience.since);
+  if (left <= std::chrono::nanoseconds(0)) {
+    fail(name, expected, seen);
+    return false;
+  }
+  const Doorbell bell(*team_.heap.mine<HeapHeader>(0));
+  bell.sleep(patience.rung, left);
+  patience.rung = bell.read();
+  return true;
+}
+
+bool HostWorker::team_barrier() {
+  verb();
+  if (team_.count == 1) return !aborted();
+  auto* header = team_.heap.mine<HeapHeader>(0);
+  const std::atomic_ref<Word> arrivals(header->team);
+  const auto count = static_cast<Word>(team_.count);
+  const Word target = (arrivals.fetch_add(1) / count + 1) * count;
+  ring(*header);
+  const WordName name{WordKind::team, team_.heap.rank, -1};
+  return wait(&header->team, name, target, [target](Word seen) { return seen >= target; });
+}
+
+void HostWorker::finish_epoch() {
+  verb();
+  team_.heap.mine<HeapHeader>(0)->epoch = epoch_;
+}
+
+void HostWorker::start_sum(int hidden) {
+  sum_.assign(static_cast<std::size_t>(hidden), 0.0f);
+  widened_.resize(static_cast<std::size_t>(hidden));
+}
+
+void HostWorker::add_to_sum(const SumTerm& term, const SumFormat& format) {
+  const auto n = static_cast<std::size_t>(format.row.hidden);
+  widen_row(term.row, format.row, widened_.data());
+  if (format.weighted) {
+    for (std::size_t i = 0; i < n; ++i) sum_[i] = std::fma(term.weight, widened_[i], sum_[i]);
+  } else {
+    for (std::size_t i = 0; i < n; ++i) sum_[i] += widened_[i];
+  }
+  count_row(sum_.data(), term.row, static_cast<std::size_t>(format.row.reported_bytes()));
+}
+
+void HostWorker::finish_sum(bf16* out, int hidden, const bf16* last) {
+  for (std::size_t i = 0; i < static_cast<std::size_t>(hidden); ++i) {
+    out[i] = to_bf16(last == nullptr ? sum_[i] : sum_[i] + to_float(last[i]));
+  }
+}
+
+}  // namespace heddle

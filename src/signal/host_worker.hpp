@@ -1,0 +1,122 @@
+// The Worker of the host engine: a thread. Copies are done when the verb returns; words are atomics
+// in shared memory; waits sleep on the doorbell of this rank's part.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#include "formats/rows.hpp"
+#include "signal/doorbell.hpp"
+#include "signal/fault.hpp"
+#include "signal/worker.hpp"
+
+namespace heddle {
+
+/// Row bytes this worker moved (without padding), by whether they crossed to another rank.
+struct Traffic {
+  std::uint64_t remote_bytes = 0;
+  std::uint64_t local_bytes = 0;
+  std::uint64_t remote_rows = 0;
+  std::uint64_t local_rows = 0;
+  void add(const Traffic& other);
+};
+
+/// What all workers of one rank share during a call.
+struct HostTeam {
+  HeapView heap;
+  int count = 1;
+  std::chrono::nanoseconds deadline{};
+  const std::vector<bool>* live = nullptr;  ///< null: all
+  int spins = 0;                            ///< looks at a word before sleeping
+  const std::function<void()>* before_verb = nullptr;  ///< tests inject delays here
+};
+
+class HostWorker {
+ public:
+  using Clock = std::chrono::steady_clock;
+  /// One wait made of many peeks: when it began, and the doorbell as last read.
+  struct Patience {
+    Clock::time_point since;
+    std::uint32_t rung = 0;
+  };
+  HostWorker(const HostTeam& team, int index);
+
+  int index() const { return index_; }
+  int count() const { return team_.count; }
+  const HeapView& heap() const { return team_.heap; }
+  std::uint32_t epoch() const { return epoch_; }
+  bool live(int rank) const { return team_.live == nullptr || (*team_.live)[static_cast<std::size_t>(rank)]; }
+  const Traffic& traffic() const { return traffic_; }
+
+  bool begin();
+  template <class T>
+  T read(const T* address) {
+    static_assert(sizeof(T) == 4);
+    verb();
+    return *address;
+  }
+  template <class T>
+  void write(T* address, T value) {
+    static_assert(sizeof(T) == 4);
+    verb();
+    *address = value;
+  }
+  Ticket copy_row(std::byte* to, const std::byte* from, const RowFormat& format);
+  Ticket copy_bytes(void* to, const void* from, std::size_t bytes);
+  Ticket quantise_row(std::byte* to, const bf16* from, const RowFormat& format);
+  void complete(Ticket) {}
+  void publish(Word* word, std::uint32_t value);
+  bool acquire(const Word* word, const WordName& name, std::uint32_t& value) { return acquire_at_least(word, name, 0, value); }
+  bool acquire_at_least(const Word* word, const WordName& name, std::uint32_t least, std::uint32_t& value);
+  bool peek(const Word* word, std::uint32_t& value);
+  Patience look();
+  bool rest(Patience& patience, const WordName& name, std::uint32_t expected, std::uint32_t seen);
+  bool team_barrier();
+  template <class Wanted, class Found>
+  int enumerate(int n, Wanted wanted, Found found) {
+    verb();
+    int number = 0;
+    for (int i = 0; i < n; ++i) {
+      if (wanted(i)) found(i, number++);
+    }
+    return number;
+  }
+  template <class Terms>
+  void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const bf16* last) {
+    verb();
+    start_sum(format.row.hidden);
+    for (int i = 0; i < n; ++i) {
+      const SumTerm term = terms(i);
+      if (term.row != nullptr) add_to_sum(term, format);
+    }
+    finish_sum(out, format.row.hidden, last);
+  }
+  void finish_epoch();
+
+ private:
+  void verb() const {
+    if (team_.before_verb != nullptr) (*team_.before_verb)();
+  }
+  bool aborted() const;
+  void fail(const WordName& name, std::uint64_t expected, std::uint64_t seen);
+  /// Looks again and again, asleep in between, until `arrived` holds; false on abort or deadline.
+  template <class Arrived>
+  bool wait(const Word* word, const WordName& name, std::uint64_t expected, Arrived arrived);
+  void count_row(const void* to, const void* from, std::size_t bytes);
+  void start_sum(int hidden);
+  void add_to_sum(const SumTerm& term, const SumFormat& format);
+  void finish_sum(bf16* out, int hidden, const bf16* last);
+
+  const HostTeam& team_;
+  int index_;
+  std::uint32_t epoch_;
+  Traffic traffic_;
+  std::vector<float> sum_;
+  std::vector<float> widened_;
+};
+
+}  // namespace heddle

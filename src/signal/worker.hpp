@@ -1,0 +1,79 @@
+// The verbs of a protocol. A protocol (who writes which word, with which order, who waits) is written
+// once, as templates over a Worker: a thread on the host, a warp on a GPU, a scheduled coroutine in the
+// schedule explorer. Protocols touch the heap through these verbs and in no other way.
+//
+// Verbs are called converged, with uniform arguments and results: on a GPU all lanes of the warp make
+// the call. Those that can give up return false; the protocol then returns false at once, and every
+// other wait of the group ends as well, because the abort word stands.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+
+#include "formats/row_format.hpp"
+#include "heddle/group.hpp"
+#include "signal/words.hpp"
+
+namespace heddle {
+
+/// A copy that may still be under way; complete() waits for it.
+struct Ticket {
+  std::uint32_t number = 0;
+};
+
+/// One row of a sum: wire bytes and the weight it is multiplied with. A null row is skipped.
+struct SumTerm {
+  const std::byte* row = nullptr;
+  float weight = 1.0f;
+};
+
+/// How the rows of a sum are read: their format, and whether their weights apply (fmaf) or not (add).
+struct SumFormat {
+  RowFormat row;
+  bool weighted = false;
+};
+
+// Verbs (W is a Worker, `word` and rows lie in the heap or in this rank's ordinary memory):
+//   w.index(), w.count()       which of this rank's workers this is
+//   w.heap()                   the HeapView
+//   w.epoch()                  the tag of this call's words
+//   w.live(rank)               false for a masked (dead) rank
+//   w.begin()                  first verb of every half: false if the abort word stands
+//   w.read(p), w.write(p, v)   one plain 4-byte value in the heap, ordered only by publish and acquire
+//   w.copy_row(to, from, fmt)  a wire row; w.copy_bytes(to, from, n): anything else, n a multiple of 4
+//   w.quantise_row(to, from, fmt)  a bf16 row to its wire format
+//   w.complete(ticket)         the copy has been done; its bytes may be published
+//   w.publish(word, value)     every earlier write of this worker, then one release store at system scope
+//   w.acquire(word, name, v)   waits until the word carries this epoch, then v = its value (acquire)
+//   w.acquire_at_least(word, name, least, v)   likewise, and until the value is at least `least`
+//   w.peek(word, v)            as acquire without waiting: false if the word is not of this epoch
+//   w.look()                   a wait made of peeks begins: call before the first peek of a round
+//   w.rest(patience, name, expected, seen)   between rounds that found nothing: sleeps until some word of this
+//                              rank's part changes; false when the deadline since look() has passed
+//   w.team_barrier()           all workers of this rank; orders their writes
+//   w.enumerate(n, wanted, found)  numbers the indices i < n with wanted(i): found(i, number); returns how many
+//   w.reduce_rows(out, n, terms, format, last)  out = bf16(sum over i < n of terms(i), then `last` if not null)
+//   w.finish_epoch()           last verb of a round trip, by worker 0 after a team_barrier
+template <class W>
+concept Worker = requires(W& w, Word* word, const Word* seen, std::uint32_t& value, std::byte* row, const std::byte* source,
+                          const RowFormat& format, const WordName& name, std::int32_t* number, const bf16* values) {
+  { w.index() } -> std::convertible_to<int>;
+  { w.count() } -> std::convertible_to<int>;
+  { w.heap() } -> std::convertible_to<const HeapView&>;
+  { w.epoch() } -> std::convertible_to<std::uint32_t>;
+  { w.live(0) } -> std::convertible_to<bool>;
+  { w.begin() } -> std::convertible_to<bool>;
+  { w.read(number) } -> std::convertible_to<std::int32_t>;
+  w.write(number, 1);
+  { w.copy_row(row, source, format) } -> std::convertible_to<Ticket>;
+  { w.copy_bytes(row, source, 16) } -> std::convertible_to<Ticket>;
+  { w.quantise_row(row, values, format) } -> std::convertible_to<Ticket>;
+  w.complete(Ticket{});
+  w.publish(word, 1u);
+  { w.acquire(seen, name, value) } -> std::convertible_to<bool>;
+  { w.peek(seen, value) } -> std::convertible_to<bool>;
+  { w.team_barrier() } -> std::convertible_to<bool>;
+  w.finish_epoch();
+};
+
+}  // namespace heddle
