@@ -27,7 +27,7 @@ HostGroup::HostGroup(std::shared_ptr<HostMemory> memory, int rank, int ranks, co
   next_offset_ = align_up(bytes, 4096);
 }
 
-void HostGroup::meet(Counter counter, Word value, const std::string& what) {
+void HostGroup::meet(Counter counter, Word value, const std::string& what, std::chrono::nanoseconds patience) {
   std::atomic_ref<Word>(part(rank()).*counter).store(value, std::memory_order_release);
   for (int peer = 0; peer < ranks(); ++peer) ring(part(peer).header);
   const auto since = std::chrono::steady_clock::now();
@@ -39,13 +39,13 @@ void HostGroup::meet(Counter counter, Word value, const std::string& what) {
       ++peer;
       continue;
     }
-    const auto left = deadline_ - (std::chrono::steady_clock::now() - since);
+    const auto left = patience - (std::chrono::steady_clock::now() - since);
     if (left <= std::chrono::nanoseconds(0)) throw FaultError({rank(), peer, what, "arrival", value, seen});
     bell.sleep(rung, left);
   }
 }
 
-void HostGroup::barrier(const std::string& what) { meet(&RankControl::arrived, ++barriers_, what); }
+void HostGroup::barrier(const std::string& what) { meet(&RankControl::arrived, ++barriers_, what, deadline_); }
 
 std::vector<std::string> HostGroup::exchange(const std::string& mine, const std::string& what) {
   if (mine.size() > control_text_bytes) {
@@ -103,7 +103,8 @@ void HostGroup::reset(const std::vector<bool>& live) {
   barriers_ = 0;
   RankControl& own = part(rank());
   std::atomic_ref<Word>(own.arrived).store(0, std::memory_order_relaxed);
-  meet(&RankControl::generation, own.generation + 1, "group reset");
+  // The others may come later by a whole wait of their own, and by the wait that their abort ended.
+  meet(&RankControl::generation, own.generation + 1, "group reset", 3 * deadline_);
 }
 
 std::vector<std::unique_ptr<Group>> create_thread_group(int ranks, const GroupOptions& options) {

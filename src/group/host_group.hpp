@@ -31,7 +31,7 @@ class HostGroup final : public Group {
   using Counter = Word RankControl::*;
   RankControl& part(int rank) const { return *control_.at<RankControl>(rank, 0); }
   /// Sets this rank's counter and waits until every live rank's has reached it.
-  void meet(Counter counter, Word value, const std::string& what);
+  void meet(Counter counter, Word value, const std::string& what, std::chrono::nanoseconds patience);
   int leader() const;
 
   std::shared_ptr<HostMemory> memory_;

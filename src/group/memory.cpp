@@ -6,8 +6,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <limits>
+#include <sstream>
 
 #include "heddle/error.hpp"
 
@@ -23,7 +27,33 @@ std::shared_ptr<HostMemory> HostMemory::adopt(int descriptor) { return std::shar
 
 HostMemory::~HostMemory() { close(descriptor_); }
 
+namespace {
+
+/// First number of a one-number file or of the line that begins with `key`; `none` if there is none.
+std::size_t number_in(const char* path, const std::string& key, std::size_t none) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (line.rfind(key, 0) != 0) continue;
+    std::size_t value = 0;
+    if (std::istringstream(line.substr(key.size())) >> value) return value;
+  }
+  return none;
+}
+
+/// Bytes that can be reserved without driving the machine, or the container, out of memory: the kernel
+/// would otherwise hand out pages until it has to kill somebody.
+std::size_t available_memory() {
+  constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
+  const std::size_t machine = number_in("/proc/meminfo", "MemAvailable:", unlimited / 1024) * 1024;
+  const std::size_t limit = number_in("/sys/fs/cgroup/memory.max", "", unlimited);
+  const std::size_t used = number_in("/sys/fs/cgroup/memory.current", "", 0);
+  return std::min(machine, limit > used ? limit - used : 0);
+}
+
+}  // namespace
+
 int HostMemory::reserve(std::size_t offset, std::size_t bytes) {
+  if (bytes > available_memory()) return ENOMEM;
   int status = 0;
   do {
     status = fallocate(descriptor_, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0 ? 0 : errno;

@@ -1,0 +1,244 @@
+// Ranks as threads and as processes: meeting, configuration checks, deadlines, reset, nothing left behind.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <thread>
+
+#include "heddle/group.hpp"
+#include "ranks.hpp"
+#include "signal/host_worker.hpp"
+
+namespace heddle {
+namespace {
+
+using std::chrono::milliseconds;
+
+TEST(Group, ThreadsExchangeTextsInRankOrder) {
+  for (const int ranks : {1, 2, 3, 8, 72}) {
+    run_ranks(ranks, {}, [ranks](Group& group) {
+      for (int round = 0; round < 3; ++round) {
+        const auto all = group.exchange(std::to_string(group.rank() * 100 + round), "test");
+        for (int rank = 0; rank < ranks; ++rank) ASSERT_EQ(all[static_cast<std::size_t>(rank)], std::to_string(rank * 100 + round));
+      }
+    });
+  }
+}
+
+TEST(Group, HeapIsZeroedAndSymmetric) {
+  run_ranks(4, {}, [](Group& group) {
+    const HeapMapping heap = group.create_heap(10000);
+    EXPECT_EQ(*heap.view.at<int>(2, 9996), 0);
+    group.barrier("before the writes");
+    *heap.view.at<int>((group.rank() + 1) % 4, 5000) = group.rank();
+    group.barrier("after the writes");
+    EXPECT_EQ(*heap.view.mine<int>(5000), (group.rank() + 3) % 4);
+    EXPECT_EQ(heap.view.owner(heap.view.at<int>(3, 0)), 3);
+    EXPECT_EQ(heap.view.owner(&heap), -1);
+    group.release_heap(heap);
+  });
+}
+
+TEST(Group, HeapThatDoesNotFitIsRefusedOnEveryRank) {
+  run_ranks(2, {}, [](Group& group) {
+    EXPECT_THROW(group.create_heap(std::size_t{1} << 50), InputError);
+    EXPECT_NO_THROW(group.create_heap(4096));  // and the group still works
+  });
+}
+
+TEST(Group, DifferentConfigurationsAreNamed) {
+  run_ranks(3, {}, [](Group& group) {
+    const std::string mine = group.rank() == 2 ? "hidden=640\ncap=128\n" : "hidden=640\ncap=64\n";
+    try {
+      Workspace workspace(group, 4096, mine);
+      ADD_FAILURE() << "rank " << group.rank() << " saw no difference";
+    } catch (const InputError& error) {
+      EXPECT_STREQ(error.what(),
+                   "ranks disagree: rank 2 was created with cap=128, rank 0 with cap=64; all ranks need the same");
+    }
+    EXPECT_NO_THROW(Workspace(group, 4096, "cap=64\n"));
+  });
+}
+
+TEST(Group, AbsentRankIsNamedWithinTwiceTheDeadline) {
+  const milliseconds deadline(1500);
+  run_ranks(3, {deadline}, [deadline](Group& group) {
+    if (group.rank() == 1) return;
+    const auto since = std::chrono::steady_clock::now();
+    try {
+      group.barrier("roll call");
+      ADD_FAILURE() << "the barrier opened without rank 1";
+    } catch (const FaultError& error) {
+      EXPECT_EQ(error.fault().peer, 1);
+      EXPECT_EQ(error.fault().phase, "roll call");
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - since, 2 * deadline);
+  });
+}
+
+TEST(Signal, StaleEpochDoesNotSatisfyAWait) {
+  run_ranks(2, {milliseconds(500)}, [](Group& group) {
+    Workspace workspace(group, 8192, "");
+    HostTeam team{workspace.view(), 1, group.deadline(), nullptr, 0, nullptr};
+    Word* word = workspace.view().at<Word>(0, 4096);
+    if (group.rank() == 1) {
+      HostWorker worker(team, 0);
+      worker.publish(word, 7);
+      group.barrier("published");
+      EXPECT_THROW(
+          {
+            while (worker.begin()) std::this_thread::yield();
+            workspace.throw_if_aborted();
+          },
+          FaultError);
+    } else {
+      group.barrier("published");
+      std::uint32_t value = 0;
+      HostWorker first(team, 0);
+      ASSERT_TRUE(first.acquire(word, {WordKind::elastic_count, 1, -1}, value));
+      EXPECT_EQ(value, 7u);
+      first.finish_epoch();
+      HostWorker second(team, 0);
+      EXPECT_FALSE(second.acquire(word, {WordKind::elastic_count, 1, 5}, value)) << "epoch 1's word satisfied epoch 2";
+      try {
+        workspace.throw_if_aborted();
+      } catch (const FaultError& error) {
+        EXPECT_STREQ(error.what(),
+                     "rank 0 gave up in elastic dispatch: waited for row count 5 from rank 1, expected 8589934592, saw 4294967303");
+      }
+    }
+  });
+}
+
+TEST(Signal, EveryRankLearnsWhyAndWorksAgainAfterAReset) {
+  run_ranks(4, {milliseconds(1000)}, [](Group& group) {
+    Workspace workspace(group, 8192, "");
+    HostTeam team{workspace.view(), 1, group.deadline(), nullptr, 0, nullptr};
+    const auto ring_round = [&](bool silent) {
+      HostWorker worker(team, 0);
+      const int next = (group.rank() + 1) % group.ranks();
+      if (!silent) worker.publish(workspace.view().at<Word>(next, 4096), 1);
+      std::uint32_t value = 0;
+      const bool arrived =
+          worker.acquire(workspace.view().mine<Word>(4096), {WordKind::normal_count, (group.rank() + 3) % 4, -1}, value);
+      if (!arrived) workspace.throw_if_aborted();
+      worker.finish_epoch();
+    };
+    ring_round(false);
+    group.barrier("between");
+    try {
+      ring_round(group.rank() == 2);
+      // Ranks whose own neighbour published may finish this round; the abort is still there for the next.
+    } catch (const FaultError& error) {
+      EXPECT_EQ(error.fault().rank, 3);
+      EXPECT_EQ(error.fault().peer, 2);
+    }
+    workspace.reset();
+    for (int round = 0; round < 3; ++round) {
+      EXPECT_NO_THROW(ring_round(false));
+      group.barrier("between");
+    }
+  });
+}
+
+/// Runs one process a rank; each returns its exit status (or -signal).
+std::vector<int> run_processes(int ranks, const std::function<void(int)>& body) {
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const pid_t child = fork();
+    if (child == 0) {
+      try {
+        body(rank);
+        _exit(testing::Test::HasFailure() ? 1 : 0);
+      } catch (const std::exception& error) {
+        std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+        _exit(3);
+      }
+    }
+    children.push_back(child);
+  }
+  std::vector<int> statuses;
+  for (const pid_t child : children) {
+    int status = 0;
+    waitpid(child, &status, 0);
+    statuses.push_back(WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status));
+  }
+  return statuses;
+}
+
+TEST(ProcessGroup, KilledProcessIsNamedAndTheOthersGoOn) {
+  const std::string name = "test.kill." + std::to_string(getpid());
+  const auto statuses = run_processes(3, [&name](int rank) {
+    const auto group = join_process_group(name, rank, 3, {milliseconds(10000)});
+    Workspace workspace(*group, 8192, "");
+    if (rank == 1) kill(getpid(), SIGKILL);
+    group->set_deadline(milliseconds(1500));
+    const auto since = std::chrono::steady_clock::now();
+    try {
+      group->barrier("after the kill");
+      ADD_FAILURE() << "the barrier opened without rank 1";
+    } catch (const FaultError& error) {
+      EXPECT_EQ(error.fault().peer, 1);
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - since, milliseconds(3000));
+    workspace.reset({true, false, true});
+    const auto all = group->exchange(std::to_string(rank), "survivors");
+    EXPECT_EQ(all[0], "0");
+    EXPECT_EQ(all[1], "");
+    EXPECT_EQ(all[2], "2");
+  });
+  EXPECT_EQ(statuses, (std::vector<int>{0, -SIGKILL, 0}));
+}
+
+TEST(ProcessGroup, NothingIsLeftAfterKill) {
+  const auto count = [] {
+    std::error_code ignored;
+    std::size_t files = 0;
+    for (const char* folder : {"/dev/shm", "/tmp"}) {
+      for (auto i = std::filesystem::directory_iterator(folder, ignored); i != std::filesystem::directory_iterator(); ++i) {
+        files += i->path().filename().string().find("heddle") != std::string::npos ? 1 : 0;
+      }
+    }
+    return files;
+  };
+  const auto sockets = [](const std::string& name) {
+    std::ifstream file("/proc/net/unix");
+    std::string line;
+    int found = 0;
+    while (std::getline(file, line)) found += line.find("heddle." + name) != std::string::npos ? 1 : 0;
+    return found;
+  };
+  const std::size_t before = count();
+  const std::string name = "test.left." + std::to_string(getpid());
+  const auto statuses = run_processes(2, [&name](int rank) {
+    const auto group = join_process_group(name, rank, 2, {milliseconds(5000)});
+    Workspace workspace(*group, 1 << 20, "");
+    kill(getpid(), SIGKILL);
+  });
+  EXPECT_EQ(statuses, (std::vector<int>{-SIGKILL, -SIGKILL}));
+  EXPECT_EQ(count(), before);
+  EXPECT_EQ(sockets(name), 0);
+}
+
+TEST(ProcessGroup, MissingRankAndWrongSizeAreNamed) {
+  const std::string name = "test.size." + std::to_string(getpid());
+  try {
+    join_process_group(name, 0, 2, {milliseconds(100)});
+    ADD_FAILURE() << "joined alone";
+  } catch (const FaultError& error) {
+    EXPECT_EQ(error.fault().peer, 1);
+  }
+  EXPECT_THROW(join_process_group("", 0, 1), InputError);
+  EXPECT_THROW(join_process_group("x", 3, 2), InputError);
+  const auto statuses = run_processes(2, [&name](int rank) {
+    EXPECT_THROW(join_process_group(name, rank, rank == 0 ? 2 : 3, {milliseconds(2000)}), Error);
+  });
+  EXPECT_EQ(statuses, (std::vector<int>{0, 0}));
+}
+
+}  // namespace
+}  // namespace heddle
