@@ -99,12 +99,16 @@ void HostGroup::release_heap(const HeapMapping& heap) {
 void HostGroup::reset(const std::vector<bool>& live) {
   if (live.size() != live_.size()) throw InputError(fmt::format("reset with {} live flags for {} ranks", live.size(), live_.size()));
   live_ = live;
-  // A barrier that failed left the counters apart; they start again before anybody can see the new generation.
-  barriers_ = 0;
+  // A barrier that failed left the counters apart. They never go back, since a rank may still be on its
+  // way out of a barrier that others have left: all go on from the furthest. The others may come later
+  // by a whole wait of their own, and by the wait that their abort ended.
   RankControl& own = part(rank());
-  std::atomic_ref<Word>(own.arrived).store(0, std::memory_order_relaxed);
-  // The others may come later by a whole wait of their own, and by the wait that their abort ended.
   meet(&RankControl::generation, own.generation + 1, "group reset", 3 * deadline_);
+  for (int peer = 0; peer < ranks(); ++peer) {
+    barriers_ = std::max(barriers_, std::atomic_ref<Word>(part(peer).arrived).load(std::memory_order_acquire));
+  }
+  meet(&RankControl::generation, own.generation + 1, "group reset", deadline_);
+  std::atomic_ref<Word>(own.arrived).store(barriers_, std::memory_order_release);
 }
 
 std::vector<std::unique_ptr<Group>> create_thread_group(int ranks, const GroupOptions& options) {
