@@ -44,8 +44,8 @@ void HostWorker::count_row(const void* to, const void* from, std::size_t bytes) 
 
 Ticket HostWorker::copy_row(std::byte* to, const std::byte* from, const RowFormat& format) {
   verb();
-  std::memcpy(to, from, static_cast<std::size_t>(format.row_bytes()));
-  count_row(to, from, static_cast<std::size_t>(format.reported_bytes()));
+  std::memcpy(to, from, format.row_bytes());
+  count_row(to, from, format.reported_bytes());
   return {};
 }
 
@@ -58,8 +58,25 @@ Ticket HostWorker::copy_bytes(void* to, const void* from, std::size_t bytes) {
 Ticket HostWorker::quantise_row(std::byte* to, const bf16* from, const RowFormat& format) {
   verb();
   heddle::quantise_row(from, format, to);
-  count_row(to, from, static_cast<std::size_t>(format.reported_bytes()));
   return {};
+}
+
+std::byte* HostWorker::staging(const RowFormat& format) {
+  if (staging_.size() < format.row_bytes()) staging_.resize(format.row_bytes());
+  return staging_.data();
+}
+
+void HostWorker::add_words(std::byte* to, const std::byte* from, std::size_t bytes) {
+  verb();
+  for (std::size_t at = 0; at < bytes; at += sizeof(std::uint32_t)) {
+    std::uint32_t a = 0;
+    std::uint32_t b = 0;
+    std::memcpy(&a, to + at, sizeof a);
+    std::memcpy(&b, from + at, sizeof b);
+    a += b;
+    std::memcpy(to + at, &a, sizeof a);
+  }
+  count_row(to, from, bytes);
 }
 
 void HostWorker::publish(Word* word, std::uint32_t value) {
@@ -155,7 +172,7 @@ void HostWorker::add_to_sum(const SumTerm& term, const SumFormat& format) {
   } else {
     for (std::size_t i = 0; i < n; ++i) sum_[i] += widened_[i];
   }
-  count_row(sum_.data(), term.row, static_cast<std::size_t>(format.row.reported_bytes()));
+  count_row(sum_.data(), term.row, format.row.reported_bytes());
 }
 
 void HostWorker::finish_sum(bf16* out, int hidden, const bf16* last) {

@@ -68,7 +68,12 @@ class HostWorker {
   Ticket copy_row(std::byte* to, const std::byte* from, const RowFormat& format);
   Ticket copy_bytes(void* to, const void* from, std::size_t bytes);
   Ticket quantise_row(std::byte* to, const bf16* from, const RowFormat& format);
+  /// This worker's row for quantised values on their way out; earlier copies from it are done.
+  std::byte* staging(const RowFormat& format);
   void complete(Ticket) {}
+  void complete_all() {}
+  /// to[i] += from[i] over 32-bit integers: the all-reduce of rows of which at most one is not zero.
+  void add_words(std::byte* to, const std::byte* from, std::size_t bytes);
   void publish(Word* word, std::uint32_t value);
   bool acquire(const Word* word, const WordName& name, std::uint32_t& value) { return acquire_at_least(word, name, 0, value); }
   bool acquire_at_least(const Word* word, const WordName& name, std::uint32_t least, std::uint32_t& value);
@@ -117,6 +122,7 @@ class HostWorker {
   Traffic traffic_;
   std::vector<float> sum_;
   std::vector<float> widened_;
+  std::vector<std::byte> staging_;
 };
 
 }  // namespace heddle

@@ -42,7 +42,9 @@ struct SumFormat {
 //   w.read(p), w.write(p, v)   one plain 4-byte value in the heap, ordered only by publish and acquire
 //   w.copy_row(to, from, fmt)  a wire row; w.copy_bytes(to, from, n): anything else, n a multiple of 4
 //   w.quantise_row(to, from, fmt)  a bf16 row to its wire format
-//   w.complete(ticket)         the copy has been done; its bytes may be published
+//   w.staging(fmt)             this worker's ordinary row for quantised values on their way out
+//   w.complete(ticket)         the copy has been done; w.complete_all(): all of this worker's, so they may be published
+//   w.add_words(to, from, n)   to += from over n bytes of 32-bit integers
 //   w.publish(word, value)     every earlier write of this worker, then one release store at system scope
 //   w.acquire(word, name, v)   waits until the word carries this epoch, then v = its value (acquire)
 //   w.acquire_at_least(word, name, least, v)   likewise, and until the value is at least `least`
@@ -69,6 +71,9 @@ concept Worker = requires(W& w, Word* word, const Word* seen, std::uint32_t& val
   { w.copy_bytes(row, source, 16) } -> std::convertible_to<Ticket>;
   { w.quantise_row(row, values, format) } -> std::convertible_to<Ticket>;
   w.complete(Ticket{});
+  w.complete_all();
+  w.add_words(row, source, 16);
+  { w.staging(format) } -> std::convertible_to<std::byte*>;
   w.publish(word, 1u);
   { w.acquire(seen, name, value) } -> std::convertible_to<bool>;
   { w.peek(seen, value) } -> std::convertible_to<bool>;

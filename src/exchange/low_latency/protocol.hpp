@@ -1,0 +1,141 @@
+// low_latency, the protocol (docs/protocols/low_latency.md): four halves that may be called apart, so
+// that an engine can do other work between sending and receiving. Dead ranks are skipped everywhere.
+#pragma once
+
+#include "exchange/low_latency/layout.hpp"
+#include "exchange/sending.hpp"
+
+namespace heddle {
+
+/// Ordinary memory of one rank for a round trip. An expert's block has room for ranks * cap rows.
+struct LowLatencyScratch {
+  std::int32_t* slots = nullptr;      ///< [tokens, topk]: number of each pair among this sender's of its expert
+  std::int32_t* sent = nullptr;       ///< [experts]: pairs a expert
+  std::int32_t* arrived = nullptr;    ///< [local experts, ranks]: rows of each region
+  // The masked layout that the experts read: rows of expert e at e * block_rows, packed in source order.
+  int block_rows = 0;
+  std::byte* rows = nullptr;          ///< [local experts, block_rows] in wire format
+  PairOrigin* origins = nullptr;      ///< likewise
+  float* weights = nullptr;           ///< likewise
+  std::int32_t* counts = nullptr;     ///< [local experts] (masked_m)
+};
+
+template <Worker W>
+bool low_latency_send(W& w, const LowLatencyLayout& layout, const SendInput& input, const PlacementView& placement,
+                      const LowLatencyScratch& scratch) {
+  if (!w.begin()) return false;
+  const HeapView& heap = w.heap();
+  const int pairs = input.tokens * input.topk;
+  for (int e = w.index(); e < layout.shape.experts; e += w.count()) {
+    scratch.sent[e] = w.enumerate(
+        pairs, [&](int pair) { return input.ids[pair] == e; }, [&](int pair, int number) { scratch.slots[pair] = number; });
+  }
+  if (!w.team_barrier()) return false;
+  for (int token = w.index(); token < input.tokens; token += w.count()) {
+    const std::byte* row = nullptr;
+    for (int choice = 0; choice < input.topk; ++choice) {
+      const int pair = token * input.topk + choice;
+      const std::int32_t id = input.ids[pair];
+      if (id < 0 || !w.live(placement.rank_of[id])) continue;
+      if (row == nullptr) row = row_to_send(w, input.hidden + static_cast<std::size_t>(token) * layout.wire.hidden, layout.wire);
+      const std::size_t number = layout.row_number(placement.local_index[id], heap.rank, scratch.slots[pair]);
+      w.copy_row(heap.at<std::byte>(placement.rank_of[id], layout.row(number)), row, layout.wire);
+      const PairOrigin origin{pair, input.weights[pair]};
+      w.copy_bytes(heap.at<std::byte>(placement.rank_of[id], layout.origin(number)), &origin, sizeof origin);
+    }
+  }
+  w.complete_all();
+  if (!w.team_barrier()) return false;
+  for (int e = w.index(); e < layout.shape.experts; e += w.count()) {
+    const int d = placement.rank_of[e];
+    if (!w.live(d)) continue;
+    w.publish(heap.at<Word>(d, layout.count_word(placement.local_index[e], heap.rank)), static_cast<std::uint32_t>(scratch.sent[e]));
+  }
+  return true;
+}
+
+/// Waits for every live source's counts, then packs each expert's rows in source order.
+template <Worker W>
+bool low_latency_receive(W& w, const LowLatencyLayout& layout, int local_experts, const LowLatencyScratch& scratch) {
+  if (!w.begin()) return false;
+  const HeapView& heap = w.heap();
+  for (int region = w.index(); region < local_experts * heap.ranks; region += w.count()) {
+    const int e = region / heap.ranks;
+    const int s = region % heap.ranks;
+    std::uint32_t count = 0;
+    if (w.live(s) && !w.acquire(heap.mine<Word>(layout.count_word(e, s)), {WordKind::low_latency_count, s, e}, count)) return false;
+    scratch.arrived[region] = static_cast<std::int32_t>(count);
+  }
+  if (!w.team_barrier()) return false;
+  for (int e = 0; e < local_experts; ++e) {
+    int next = e * scratch.block_rows;
+    for (int s = 0; s < heap.ranks; ++s) {
+      const int count = scratch.arrived[e * heap.ranks + s];
+      for (int slot = w.index(); slot < count; slot += w.count()) {
+        const std::size_t from = layout.row_number(e, s, slot);
+        const auto to = static_cast<std::size_t>(next + slot);
+        w.copy_row(scratch.rows + to * layout.wire.row_bytes(), heap.mine<std::byte>(layout.row(from)), layout.wire);
+        w.complete(w.copy_bytes(&scratch.origins[to], heap.mine<std::byte>(layout.origin(from)), sizeof(PairOrigin)));
+        scratch.weights[to] = scratch.origins[to].weight;
+      }
+      next += count;
+    }
+    if (w.index() == 0) scratch.counts[e] = next - e * scratch.block_rows;
+  }
+  w.complete_all();
+  return w.team_barrier();
+}
+
+/// results [local experts, block_rows, H]: each row returns to the slot of its choice at its home.
+template <Worker W>
+bool low_latency_return(W& w, const LowLatencyLayout& layout, int local_experts, const bf16* results, const LowLatencyScratch& scratch) {
+  if (!w.begin()) return false;
+  const HeapView& heap = w.heap();
+  for (int e = 0; e < local_experts; ++e) {
+    auto next = static_cast<std::size_t>(e) * static_cast<std::size_t>(scratch.block_rows);
+    for (int s = 0; s < heap.ranks; ++s) {
+      const int count = scratch.arrived[e * heap.ranks + s];
+      for (int slot = w.index(); slot < count; slot += w.count()) {
+        const std::size_t number = next + static_cast<std::size_t>(slot);
+        const std::byte* row = row_to_send(w, results + number * static_cast<std::size_t>(layout.returned.hidden), layout.returned);
+        const auto pair = static_cast<std::size_t>(scratch.origins[number].pair);
+        w.copy_row(heap.at<std::byte>(s, layout.slot(pair)), row, layout.returned);
+      }
+      next += static_cast<std::size_t>(count);
+    }
+  }
+  w.complete_all();
+  if (!w.team_barrier()) return false;
+  for (int home = w.index(); home < heap.ranks; home += w.count()) {
+    if (w.live(home)) w.publish(heap.at<Word>(home, layout.returned_word(heap.rank)), 1);
+  }
+  return true;
+}
+
+/// out [tokens, H] = sum of a token's slots in choice order, choices without an expert or on a dead rank
+/// left out; with `weighted` each is multiplied by its routing weight. `last` as in every way.
+template <Worker W>
+bool low_latency_collect(W& w, const LowLatencyLayout& layout, const SendInput& input, const PlacementView& placement, bool weighted,
+                         const bf16* last, bf16* out) {
+  if (!w.begin()) return false;
+  const HeapView& heap = w.heap();
+  for (int d = w.index(); d < heap.ranks; d += w.count()) {
+    std::uint32_t value = 0;
+    if (w.live(d) && !w.acquire(heap.mine<Word>(layout.returned_word(d)), {WordKind::low_latency_returned, d, -1}, value)) return false;
+  }
+  if (!w.team_barrier()) return false;
+  const auto hidden = static_cast<std::size_t>(layout.returned.hidden);
+  for (int token = w.index(); token < input.tokens; token += w.count()) {
+    const auto term = [&](int choice) {
+      const int pair = token * input.topk + choice;
+      const std::int32_t id = input.ids[pair];
+      if (id < 0 || !w.live(placement.rank_of[id])) return SumTerm{};
+      return SumTerm{heap.mine<std::byte>(layout.slot(static_cast<std::size_t>(pair))), input.weights[pair]};
+    };
+    w.reduce_rows(out + static_cast<std::size_t>(token) * hidden, input.topk, term, SumFormat{layout.returned, weighted},
+                  last == nullptr ? nullptr : last + static_cast<std::size_t>(token) * hidden);
+  }
+  return w.team_barrier();
+}
+
+}  // namespace heddle

@@ -1,0 +1,110 @@
+// one_sided, the protocol (docs/protocols/one_sided.md). Dispatch pushes each token once to each rank
+// that needs it, then one flag a rank that carries the count; combine lets the home ranks pull.
+#pragma once
+
+#include "exchange/one_sided/layout.hpp"
+#include "exchange/sending.hpp"
+
+namespace heddle {
+
+/// Ordinary memory of one rank for a round trip.
+struct OneSidedScratch {
+  std::int32_t* slots = nullptr;    ///< [tokens, ranks]: where each token went
+  std::int32_t* sent = nullptr;     ///< [ranks]: rows to each rank
+  std::int32_t* arrived = nullptr;  ///< [ranks]: rows from each rank
+  const std::byte* extra[OneSidedLayout::max_extra_payloads] = {};  ///< [tokens, extra_bytes] each
+};
+
+template <Worker W>
+bool one_sided_send(W& w, const OneSidedLayout& layout, int block_rows, const SendInput& input, const PlacementView& placement,
+                    const OneSidedScratch& scratch) {
+  if (!w.begin()) return false;
+  const HeapView& heap = w.heap();
+  const std::size_t list_bytes = static_cast<std::size_t>(input.topk) * sizeof(std::int32_t);
+  number_rows_by_rank(w, input, placement, scratch.slots, scratch.sent);
+  if (!w.team_barrier()) return false;
+  for (int token = w.index(); token < input.tokens; token += w.count()) {
+    const std::byte* row = nullptr;
+    for (int d = 0; d < heap.ranks; ++d) {
+      const std::int32_t slot = scratch.slots[token * heap.ranks + d];
+      if (slot < 0) continue;
+      if (row == nullptr) row = row_to_send(w, input.hidden + static_cast<std::size_t>(token) * layout.wire.hidden, layout.wire);
+      const std::size_t number = OneSidedLayout::row_number(heap.rank, block_rows, slot);
+      w.copy_row(heap.at<std::byte>(d, layout.row(number)), row, layout.wire);
+      auto* routing = heap.at<std::byte>(d, layout.routing(number));
+      w.copy_bytes(routing, input.ids + token * input.topk, list_bytes);
+      w.copy_bytes(routing + list_bytes, input.weights + token * input.topk, list_bytes);
+      for (int p = 0; p < layout.extra_payloads; ++p) {
+        const std::size_t bytes = layout.extra_bytes[p];
+        w.copy_bytes(heap.at<std::byte>(d, layout.extra(p, number)), scratch.extra[p] + static_cast<std::size_t>(token) * bytes, bytes);
+      }
+    }
+  }
+  w.complete_all();
+  if (!w.team_barrier()) return false;
+  for (int d = w.index(); d < heap.ranks; d += w.count()) {
+    if (w.live(d)) w.publish(heap.at<Word>(d, layout.arrived_word(heap.rank)), static_cast<std::uint32_t>(scratch.sent[d]));
+  }
+  return true;
+}
+
+/// Waits for every live rank's flag. Rows past a source's count are padding; the routing they show is
+/// made "no expert" by the reader, who knows the counts.
+template <Worker W>
+bool one_sided_receive(W& w, const OneSidedLayout& layout, const OneSidedScratch& scratch) {
+  if (!w.begin()) return false;
+  const HeapView& heap = w.heap();
+  for (int s = w.index(); s < heap.ranks; s += w.count()) {
+    std::uint32_t count = 0;
+    if (w.live(s) && !w.acquire(heap.mine<Word>(layout.arrived_word(s)), {WordKind::one_sided_arrived, s, -1}, count)) return false;
+    scratch.arrived[s] = static_cast<std::int32_t>(count);
+  }
+  return w.team_barrier();
+}
+
+/// results [ranks * block_rows, H]: this rank's partial sums, laid into its own block for the others.
+template <Worker W>
+bool one_sided_offer(W& w, const OneSidedLayout& layout, int block_rows, const bf16* results, const OneSidedScratch& scratch) {
+  if (!w.begin()) return false;
+  const HeapView& heap = w.heap();
+  for (int s = 0; s < heap.ranks; ++s) {
+    for (int slot = w.index(); slot < scratch.arrived[s]; slot += w.count()) {
+      const std::size_t number = OneSidedLayout::row_number(s, block_rows, slot);
+      const std::byte* row = row_to_send(w, results + number * static_cast<std::size_t>(layout.returned.hidden), layout.returned);
+      w.copy_row(heap.mine<std::byte>(layout.result(number)), row, layout.returned);
+    }
+  }
+  w.complete_all();
+  if (!w.team_barrier()) return false;
+  for (int home = w.index(); home < heap.ranks; home += w.count()) {
+    if (w.live(home)) w.publish(heap.at<Word>(home, layout.ready_word(heap.rank)), 1);
+  }
+  return true;
+}
+
+/// out [tokens, H] = sum of the partial rows of a token's ranks, in ascending rank order; `last`
+/// [tokens, H], if given, is added at the end (the shared expert).
+template <Worker W>
+bool one_sided_pull(W& w, const OneSidedLayout& layout, int block_rows, const SendInput& input, const OneSidedScratch& scratch,
+                    const bf16* last, bf16* out) {
+  if (!w.begin()) return false;
+  const HeapView& heap = w.heap();
+  for (int d = w.index(); d < heap.ranks; d += w.count()) {
+    std::uint32_t value = 0;
+    if (w.live(d) && !w.acquire(heap.mine<Word>(layout.ready_word(d)), {WordKind::one_sided_ready, d, -1}, value)) return false;
+  }
+  if (!w.team_barrier()) return false;
+  const auto hidden = static_cast<std::size_t>(layout.returned.hidden);
+  for (int token = w.index(); token < input.tokens; token += w.count()) {
+    const auto term = [&](int d) {
+      const std::int32_t slot = scratch.slots[token * heap.ranks + d];
+      if (slot < 0) return SumTerm{};
+      return SumTerm{heap.at<std::byte>(d, layout.result(OneSidedLayout::row_number(heap.rank, block_rows, slot)))};
+    };
+    w.reduce_rows(out + static_cast<std::size_t>(token) * hidden, heap.ranks, term, SumFormat{layout.returned, false},
+                  last == nullptr ? nullptr : last + static_cast<std::size_t>(token) * hidden);
+  }
+  return w.team_barrier();
+}
+
+}  // namespace heddle

@@ -1,0 +1,61 @@
+// What every way's sending side shares: the input of one rank, where experts live, which ranks a token
+// goes to and the number of each row among the sender's own (exact placement: never from a race).
+#pragma once
+
+#include <cstdint>
+
+#include "exchange/areas.hpp"
+#include "signal/worker.hpp"
+
+namespace heddle {
+
+/// One rank's tokens, in its ordinary memory.
+struct SendInput {
+  int tokens = 0;
+  int topk = 1;
+  const bf16* hidden = nullptr;         ///< [tokens, H]
+  const std::int32_t* ids = nullptr;    ///< [tokens, topk], -1: no expert
+  const float* weights = nullptr;       ///< [tokens, topk]
+};
+
+/// The placement as arrays [experts].
+struct PlacementView {
+  const int* rank_of = nullptr;
+  const int* local_index = nullptr;
+};
+
+/// Does a token have an expert on `rank`?
+HEDDLE_HOST_DEVICE inline bool goes_to(const SendInput& input, const PlacementView& placement, int token, int rank) {
+  for (int choice = 0; choice < input.topk; ++choice) {
+    const std::int32_t id = input.ids[token * input.topk + choice];
+    if (id >= 0 && placement.rank_of[id] == rank) return true;
+  }
+  return false;
+}
+
+/// slots[token * ranks + d] = the number of earlier tokens of this sender that go to rank d, or -1 if
+/// the token does not go there; counts[d] = how many go. Dead ranks get none. One worker a
+/// destination; a team_barrier must follow.
+template <Worker W>
+void number_rows_by_rank(W& w, const SendInput& input, const PlacementView& placement, std::int32_t* slots, std::int32_t* counts) {
+  const int ranks = w.heap().ranks;
+  for (int d = w.index(); d < ranks; d += w.count()) {
+    for (int token = 0; token < input.tokens; ++token) slots[token * ranks + d] = -1;
+    counts[d] = !w.live(d) ? 0
+                           : w.enumerate(
+                                 input.tokens, [&](int token) { return goes_to(input, placement, token, d); },
+                                 [&](int token, int number) { slots[token * ranks + d] = number; });
+  }
+}
+
+/// A row in wire format, ready to be copied to any number of ranks: the row itself where it travels as
+/// bf16, otherwise quantised once into this worker's staging row.
+template <Worker W>
+const std::byte* row_to_send(W& w, const bf16* row, const RowFormat& format) {
+  if (format.wire == Wire::bf16) return reinterpret_cast<const std::byte*>(row);
+  std::byte* staged = w.staging(format);
+  w.complete(w.quantise_row(staged, row, format));
+  return staged;
+}
+
+}  // namespace heddle
