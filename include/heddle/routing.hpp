@@ -28,7 +28,7 @@ struct RouterOptions {
   int groups = 1;       ///< expert groups; 1: no group limit
   int topk_groups = 1;  ///< groups that may be chosen from
   bool renormalise = true;
-  float scale = 1.0f;   ///< the model's routed scaling factor
+  float scale = 1.0f;  ///< the model's routed scaling factor
 };
 
 /// f32 logits [tokens, experts] from bf16 hidden [tokens, hidden] and f32 weights [experts, hidden]
@@ -82,8 +82,8 @@ class Recording {
 
   int layers() const { return layers_; }
   int topk() const { return topk_; }
-  int prompts() const { return prompts_; }  ///< 0 for prompt tokens
-  int steps() const { return steps_; }      ///< where take() may begin: decode steps, or tokens
+  int prompts() const { return prompts_; }                                   ///< 0 for prompt tokens
+  int steps() const { return steps_; }                                       ///< where take() may begin: decode steps, or tokens
   int tokens() const { return prompts_ == 0 ? steps_ : steps_ * prompts_; }  ///< of each layer
   int least_experts() const { return least_experts_; }                       ///< the largest id plus one
   bool has_weights() const { return !weights_.empty(); }

@@ -61,8 +61,9 @@ int Placement::max_local_experts() const {
 namespace {
 [[noreturn]] void throw_repeated(std::span<const std::int32_t> chosen, std::size_t choice, int token) {
   const auto first = std::find(chosen.begin(), chosen.end(), chosen[choice]) - chosen.begin();
-  throw InputError(fmt::format("routing: token {}, choice {}: expert {} was chosen already, as choice {}; a token's ids have to differ",
-                               token, choice, chosen[choice], first));
+  throw InputError(
+      fmt::format("routing: token {}, choice {}: expert {} was chosen already, as choice {}; a token's ids have to differ", token,
+                  choice, chosen[choice], first));
 }
 }  // namespace
 
