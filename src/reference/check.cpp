@@ -31,12 +31,13 @@ void check_ids(const ReferenceInput& input) {
     const std::int32_t id = input.ids[pair];
     const std::size_t choice = pair % topk;
     if (id < -1 || id >= input.experts) {
-      throw InputError(fmt::format("reference: token {} choice {} has expert id {}; it must be in [-1, {})", pair / topk, choice, id,
-                                   input.experts));
+      throw InputError(fmt::format("reference: token {} choice {} has expert id {}; it must be in [-1, {})", pair / topk, choice,
+                                   id, input.experts));
     }
     const auto earlier = input.ids.subspan(pair - choice, choice);
     if (id >= 0 && std::find(earlier.begin(), earlier.end(), id) != earlier.end()) {
-      throw InputError(fmt::format("reference: token {} chooses expert {} twice, the second time as choice {}", pair / topk, id, choice));
+      throw InputError(
+          fmt::format("reference: token {} chooses expert {} twice, the second time as choice {}", pair / topk, id, choice));
     }
   }
 }
@@ -66,8 +67,8 @@ void check_input(const ReferenceInput& input, const ReferenceOptions& options) {
   check_multiple_of_64(input.hidden, "the hidden size");
   check_multiple_of_64(input.intermediate, "the intermediate size");
   if (input.tokens < 0 || input.topk < 0 || input.experts < 0) {
-    throw InputError(fmt::format("reference: {} tokens, {} choices, {} experts; none may be negative", input.tokens, input.topk,
-                                 input.experts));
+    throw InputError(
+        fmt::format("reference: {} tokens, {} choices, {} experts; none may be negative", input.tokens, input.topk, input.experts));
   }
   check_length(input.hidden_states.size(), input.tokens, input.hidden, "hidden_states");
   check_length(input.ids.size(), input.tokens, input.topk, "ids");
@@ -77,7 +78,8 @@ void check_input(const ReferenceInput& input, const ReferenceOptions& options) {
     check_length(input.rank_of.size(), 1, input.experts, "rank_of");
     const auto negative = std::find_if(input.rank_of.begin(), input.rank_of.end(), [](int rank) { return rank < 0; });
     if (negative != input.rank_of.end()) {
-      throw InputError(fmt::format("reference: expert {} is on rank {}; ranks count from 0", negative - input.rank_of.begin(), *negative));
+      throw InputError(
+          fmt::format("reference: expert {} is on rank {}; ranks count from 0", negative - input.rank_of.begin(), *negative));
     }
   }
   if (input.shared != nullptr) {

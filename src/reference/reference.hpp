@@ -26,8 +26,8 @@ enum class Sum : std::uint8_t {
 /// The arithmetic of a call.
 struct ReferenceOptions {
   Activation activation = Activation::fp8;
-  Quantisation quantisation;                    ///< of activations, an fp8 wire and the scales of an fp8 combine wire
-  std::optional<float> clamp;                   ///< L; none: no clamp
+  Quantisation quantisation;   ///< of activations, an fp8 wire and the scales of an fp8 combine wire
+  std::optional<float> clamp;  ///< L; none: no clamp
   WeightAt weight_at = WeightAt::activation;
   Sum sum = Sum::slots;
   Wire wire = Wire::bf16;                       ///< of the hidden states on their way to the experts
@@ -39,17 +39,17 @@ struct ReferenceOptions {
 
 /// A layer and a batch. Everything is a view or a callback and must outlive the call.
 struct ReferenceInput {
-  int hidden = 0;        ///< H, a multiple of 64
-  int intermediate = 0;  ///< D of the routed experts, a multiple of 64
-  int experts = 0;       ///< E
-  int tokens = 0;        ///< T of all ranks together; 0 is legal
-  int topk = 0;          ///< k
-  std::span<const bf16> hidden_states;        ///< [T, H]
-  std::span<const std::int32_t> ids;          ///< [T, k], in [-1, E), -1: no expert; none twice within a token
-  std::span<const float> weights;             ///< [T, k]
-  std::function<ExpertWeights(int)> expert;   ///< weights of an expert; called once for each that has pairs, from the calling thread
-  const SharedExpert* shared = nullptr;       ///< none: no shared expert
-  std::span<const int> rank_of;               ///< [E], needed by Sum::two_stage only (Placement::rank_map())
+  int hidden = 0;                            ///< H, a multiple of 64
+  int intermediate = 0;                      ///< D of the routed experts, a multiple of 64
+  int experts = 0;                           ///< E
+  int tokens = 0;                            ///< T of all ranks together; 0 is legal
+  int topk = 0;                              ///< k
+  std::span<const bf16> hidden_states;       ///< [T, H]
+  std::span<const std::int32_t> ids;         ///< [T, k], in [-1, E), -1: no expert; none twice within a token
+  std::span<const float> weights;            ///< [T, k]
+  std::function<ExpertWeights(int)> expert;  ///< weights of an expert; called once for each that has pairs, from the calling thread
+  const SharedExpert* shared = nullptr;      ///< none: no shared expert
+  std::span<const int> rank_of;              ///< [E], needed by Sum::two_stage only (Placement::rank_map())
 };
 
 /// The output of every token, [T, H]. It needs 2·T·k·H bytes beside its arguments.

@@ -80,7 +80,8 @@ void round_to_nvfp4(std::span<const float> values, float global_scale, std::span
   });
 }
 
-void round_to_operand(std::span<const float> values, Activation activation, const Quantisation& quantisation, std::span<double> out) {
+void round_to_operand(std::span<const float> values, Activation activation, const Quantisation& quantisation,
+                      std::span<double> out) {
   if (activation == Activation::fp8) {
     round_to_fp8(values, quantisation, out);
     return;

@@ -19,6 +19,7 @@ void round_to_fp8(std::span<const float> values, const Quantisation& quantisatio
 void round_to_nvfp4(std::span<const float> values, float global_scale, std::span<float> out);
 
 /// A row as a GEMM takes it: group-quantised, or rounded to bf16.
-void round_to_operand(std::span<const float> values, Activation activation, const Quantisation& quantisation, std::span<double> out);
+void round_to_operand(std::span<const float> values, Activation activation, const Quantisation& quantisation,
+                      std::span<double> out);
 
 }  // namespace heddle::reference

@@ -64,7 +64,8 @@ std::vector<bf16> partial_sum(const TokenResults& token, int rank, std::span<con
   return partial;
 }
 
-void add_two_stage(const TokenResults& token, std::span<const int> rank_of, const ReferenceOptions& options, std::span<double> sums) {
+void add_two_stage(const TokenResults& token, std::span<const int> rank_of, const ReferenceOptions& options,
+                   std::span<double> sums) {
   std::set<int> ranks;  // ascending, as the home rank adds them
   for (const std::int32_t id : token.ids) {
     if (id >= 0) {

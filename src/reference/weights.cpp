@@ -119,8 +119,8 @@ void check_matrix(const WeightMatrix& matrix, int rows, int cols, const std::str
     throw InputError(fmt::format("{} is [{}, {}]; the layer's shape wants [{}, {}]", what, matrix.rows, matrix.cols, rows, cols));
   }
   const Storage storage = storage_of(matrix);
-  const std::size_t values = static_cast<std::size_t>(rows) * static_cast<std::size_t>(cols) *
-                             static_cast<std::size_t>(storage.value_bits) / 8;
+  const std::size_t values =
+      static_cast<std::size_t>(rows) * static_cast<std::size_t>(cols) * static_cast<std::size_t>(storage.value_bits) / 8;
   const std::size_t scales = storage.group_cols == 0 ? 0
                                                      : divide_up(rows, storage.group_rows) * divide_up(cols, storage.group_cols) *
                                                            static_cast<std::size_t>(storage.scale_bytes);
