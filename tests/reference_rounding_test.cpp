@@ -174,7 +174,8 @@ TEST(Weights, WidenExactlyInEveryKind) {
       for (int n = 0; n < 192; ++n) {
         reference::exact_row(matrix.view(), n, row);
         for (int k = 0; k < 320; ++k) {
-          ASSERT_EQ(row[static_cast<std::size_t>(k)], matrix.at(n, k)) << "kind " << static_cast<int>(kind) << " at " << n << ", " << k;
+          ASSERT_EQ(row[static_cast<std::size_t>(k)], matrix.at(n, k))
+              << "kind " << static_cast<int>(kind) << " at " << n << ", " << k;
         }
       }
     }

@@ -56,7 +56,9 @@ struct Matrix {
     result.scales = scales;
     return result;
   }
-  double at(int row, int col) const { return exact[static_cast<std::size_t>(row) * static_cast<std::size_t>(form.cols) + static_cast<std::size_t>(col)]; }
+  double at(int row, int col) const {
+    return exact[static_cast<std::size_t>(row) * static_cast<std::size_t>(form.cols) + static_cast<std::size_t>(col)];
+  }
 };
 
 inline void append(std::vector<std::byte>& bytes, const void* data, std::size_t size) {
@@ -85,7 +87,8 @@ struct Entry {
 inline Matrix sparse_matrix(int rows, int cols, const std::vector<Entry>& entries) {
   std::vector<double> numbers(static_cast<std::size_t>(rows) * static_cast<std::size_t>(cols), 0.0);
   for (const Entry& entry : entries) {
-    numbers[static_cast<std::size_t>(entry.row) * static_cast<std::size_t>(cols) + static_cast<std::size_t>(entry.col)] = entry.value;
+    numbers[static_cast<std::size_t>(entry.row) * static_cast<std::size_t>(cols) + static_cast<std::size_t>(entry.col)] =
+        entry.value;
   }
   return bf16_matrix(rows, cols, numbers);
 }
