@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <future>
 #include <string>
 #include <thread>
 #include <vector>
@@ -43,7 +44,7 @@ void add_tasks(const ExpertWeights& expert, bool is_shared, const std::vector<st
   }
 }
 
-/// Runs act(0) .. act(count - 1) on some threads; act must not throw.
+/// Runs act(0) .. act(count - 1) on some threads; rethrows what one of them threw.
 template <class Action>
 void in_parallel(std::size_t count, int threads, const Action& act) {
   std::atomic<std::size_t> next{0};
@@ -53,11 +54,14 @@ void in_parallel(std::size_t count, int threads, const Action& act) {
     }
   };
   const std::size_t asked = threads > 0 ? static_cast<std::size_t>(threads) : std::thread::hardware_concurrency();
-  std::vector<std::jthread> helpers;
+  std::vector<std::future<void>> helpers;  // their destructors wait
   for (std::size_t i = 1; i < std::min(asked, count); ++i) {
-    helpers.emplace_back(work);
+    helpers.push_back(std::async(std::launch::async, work));
   }
   work();
+  for (std::future<void>& helper : helpers) {
+    helper.get();
+  }
 }
 
 class Layer {
