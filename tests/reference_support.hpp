@@ -2,6 +2,7 @@
 // the codes stand for, decoded here from the definitions of the formats.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
