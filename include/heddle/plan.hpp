@@ -198,6 +198,9 @@ int fused_cap(int cap);
 /// Worst case or ring? The kernel takes the ring up to a rounded cap of 5,760.
 Arrived fused_arrived(int cap);
 
+/// Rows that can arrive at one rank at most: every token's k copies, but not more than it has experts.
+std::uint64_t fused_worst_rows(const LayerShape& shape, int ranks, int cap);
+
 /// Rows of the ring: the row blocks that can be live at once, for the worst block size.
 std::uint64_t fused_ring_rows(const LayerShape& shape, int ranks, int cap, int sms);
 
