@@ -33,14 +33,14 @@ struct RouterPreset {
 
 /// Shape of a published model. Fields that could not be confirmed are empty.
 struct ModelPreset {
-  std::string_view name;
-  LayerShape shape;
-  std::optional<int> shared_experts;
-  std::vector<WeightKind> weights;           ///< of the routed experts; the first is the usual one
-  std::optional<WeightKind> shared_weights;  ///< where they differ from the routed ones
-  std::optional<RouterPreset> router;
-  bool plan_only = false;  ///< its activation is its own: it can be planned, not run
-  std::string_view note;   ///< what a reader should know, or empty
+  std::string_view name = {};
+  LayerShape shape = {};
+  std::optional<int> shared_experts = {};
+  std::vector<WeightKind> weights = {};           ///< of the routed experts; the first is the usual one
+  std::optional<WeightKind> shared_weights = {};  ///< where they differ from the routed ones
+  std::optional<RouterPreset> router = {};
+  bool plan_only = false;      ///< its activation is its own: it can be planned, not run
+  std::string_view note = {};  ///< what a reader should know, or empty
 };
 
 std::span<const ModelPreset> model_presets();
@@ -59,15 +59,15 @@ struct Machine {
   std::string_view name;
   std::string_view title;
   int sms = 0;
-  std::optional<MachineValue> link;          ///< bytes/s to the other GPUs, one direction
-  std::optional<MachineValue> sm_read;       ///< bytes/s one SM reads
-  std::optional<MachineValue> sm_write;      ///< bytes/s one SM writes
-  std::optional<MachineValue> memory_read;   ///< bytes/s of device memory, all SMs
-  std::optional<MachineValue> memory_copy;   ///< bytes/s, read and written bytes added up
-  std::optional<MachineValue> fp8;           ///< operations/s of the tensor cores
-  std::optional<MachineValue> bf16;          ///< operations/s of the tensor cores
-  std::optional<MachineValue> word_latency;  ///< s until a word written here is seen there
-  std::optional<MachineValue> launch;        ///< s a kernel in a graph
+  std::optional<MachineValue> link = {};          ///< bytes/s to the other GPUs, one direction
+  std::optional<MachineValue> sm_read = {};       ///< bytes/s one SM reads
+  std::optional<MachineValue> sm_write = {};      ///< bytes/s one SM writes
+  std::optional<MachineValue> memory_read = {};   ///< bytes/s of device memory, all SMs
+  std::optional<MachineValue> memory_copy = {};   ///< bytes/s, read and written bytes added up
+  std::optional<MachineValue> fp8 = {};           ///< operations/s of the tensor cores
+  std::optional<MachineValue> bf16 = {};          ///< operations/s of the tensor cores
+  std::optional<MachineValue> word_latency = {};  ///< s until a word written here is seen there
+  std::optional<MachineValue> launch = {};        ///< s a kernel in a graph
 };
 
 std::span<const Machine> machines();
@@ -132,7 +132,7 @@ std::uint64_t wire_row_bytes(Wire wire, int hidden, const Quantisation& quantisa
 
 /// Bytes of one direction of the round trip at one rank; on average what it sends equals what it receives.
 struct Traffic {
-  double rows = 0;          ///< that arrive, the rank's own included
+  double rows = 0;  ///< that arrive, the rank's own included
   std::uint64_t row_bytes = 0;
   double bytes = 0;         ///< rows * row_bytes
   double remote_bytes = 0;  ///< without the rank's own rows
@@ -223,8 +223,8 @@ PaddedTensors padded_tensors(const LayerShape& shape, int ranks, int cap, Activa
 
 /// The two grids of the activation step (persistent-grid article).
 struct ActivationGrid {
-  int threads = 0;      ///< a CTA; eight outputs a thread
-  int ctas_an_sm = 0;   ///< assumed resident: 2,048 threads an SM
+  int threads = 0;     ///< a CTA; eight outputs a thread
+  int ctas_an_sm = 0;  ///< assumed resident: 2,048 threads an SM
   std::uint64_t slots = 0;
   std::uint64_t padded = 0;      ///< one CTA a possible row, T * k
   std::uint64_t persistent = 0;  ///< min(slots, T * k)

@@ -3,16 +3,14 @@
 
 #include <fmt/format.h>
 
+#include "plan/text.hpp"
+
 namespace heddle {
 
 std::string ArticleNumber::rounded() const {
   const std::size_t point = stated.find('.');
   const std::size_t decimals = point == std::string::npos ? 0 : stated.size() - point - 1;
-  std::string text = fmt::format("{:.{}f}", value, decimals);
-  for (std::size_t end = std::min(text.find('.'), text.size()); end > 3; end -= 3) {
-    text.insert(end - 3, ",");
-  }
-  return text;
+  return plan::with_commas(fmt::format("{:.{}f}", value, decimals));
 }
 
 std::vector<ArticleNumber> article_numbers() {

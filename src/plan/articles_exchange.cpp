@@ -9,7 +9,8 @@ using Numbers = std::vector<ArticleNumber>;
 
 PlanRequest flash(int ranks, int tokens) { return example("deepseek-v4.1-flash", "b300", ranks, tokens, tokens); }
 
-void add(Numbers& list, const char* section, const char* title, const char* stated, double value, const char* unit, const char* formula) {
+void add(Numbers& list, const char* section, const char* title, const char* stated, double value, const char* unit,
+         const char* formula) {
   list.push_back({title, "exchange-ways", section, stated, value, unit, formula});
 }
 
@@ -25,7 +26,8 @@ void add_copies(Numbers& list) {
   add(list, "2.3", "gather on 4 ranks moves more by", "21", more(Way::gather, 4), "%", "4 / 3.30 - 1");
   add(list, "2.3", "gather on 8 ranks moves more by", "81", more(Way::gather, 8), "%", "8 / 4.43 - 1");
   add(list, "4.1", "one copy an expert moves more by", "35", more(Way::low_latency, 8), "%", "6 / 4.43 - 1");
-  add(list, "2.4", "copies that gather sends for nothing", "3.6", copies(Way::gather, 8) - copies(Way::elastic, 8), "copies", "8 - 4.43");
+  add(list, "2.4", "copies that gather sends for nothing", "3.6", copies(Way::gather, 8) - copies(Way::elastic, 8), "copies",
+      "8 - 4.43");
 }
 
 void add_bytes(Numbers& list) {

@@ -9,7 +9,8 @@ using Numbers = std::vector<ArticleNumber>;
 
 PlanRequest flash(int tokens) { return example("deepseek-v4-flash", "b300", 8, tokens, tokens); }
 
-void add(Numbers& list, const char* section, const char* title, const char* stated, double value, const char* unit, const char* formula) {
+void add(Numbers& list, const char* section, const char* title, const char* stated, double value, const char* unit,
+         const char* formula) {
   list.push_back({title, "fused-kernel", section, stated, value, unit, formula});
 }
 
@@ -48,7 +49,8 @@ void add_gemms(Numbers& list) {
   add(list, "3.4", "outgoing results", "24", outgoing / mebi, unit, "3,072 x 8,192");
   add(list, "3.4", "weights against rows", "11", weights / (incoming + outgoing), "times", "384 / (12 + 24)");
   add(list, "3.4", "reading one expert", "1.9", values / find_machine("b300").memory_read->value * 1e6, "us", "12 MB / 6.5 TB/s");
-  add(list, "3.4", "touched experts, 4 tokens, 32 experts", "18", expected_touched_experts(32, 32, 6, 4), "experts", "32 (1 - (26/32)^4)");
+  add(list, "3.4", "touched experts, 4 tokens, 32 experts", "18", expected_touched_experts(32, 32, 6, 4), "experts",
+      "32 (1 - (26/32)^4)");
   add(list, "3.4", "touched experts, 16 tokens", "31", expected_touched_experts(32, 32, 6, 16), "experts", "32 (1 - (26/32)^16)");
 }
 
@@ -71,7 +73,8 @@ void add_buffers(Numbers& list) {
   add(list, "5.1", "intermediate values", "0.9", size("intermediate"), unit, "the same rows x 2,048 bytes");
   add(list, "5.1", "scales of both", "1.3", size("scales"), unit, "the same rows x 16 x (128 + 64) bytes");
   add(list, "5.1", "result slots", "0.4", size("result_slots"), unit, "9,600 x 6 x 8,192 bytes");
-  add(list, "5.1", "whole buffer, routed experts", "4.5", total(routed), unit, "all regions; counters as that kernel's published layout");
+  add(list, "5.1", "whole buffer, routed experts", "4.5", total(routed), unit,
+      "all regions; counters as that kernel's published layout");
   add(list, "5.1", "whole buffer, shared expert inside", "4.7", total(buffer(8, 8192, Arrived::worst_case, 1)), unit,
       "and a 7th slot, its activations and scales");
   add(list, "5.1", "whole buffer, cap 4,096", "0.35", total(buffer(8, 4096, fused_arrived(4096), 0)), unit,

@@ -10,7 +10,8 @@ using Numbers = std::vector<ArticleNumber>;
 
 PlanRequest flash(int tokens, int cap) { return example("deepseek-v4-flash", "b200", 4, tokens, cap); }
 
-void add(Numbers& list, const char* section, const char* title, const char* stated, double value, const char* unit, const char* formula) {
+void add(Numbers& list, const char* section, const char* title, const char* stated, double value, const char* unit,
+         const char* formula) {
   list.push_back({title, "persistent-grid", section, stated, value, unit, formula});
 }
 
@@ -22,7 +23,8 @@ void add_grids(Numbers& list) {
   const double rows = pair_counts(shape, 4, 64).per_rank;
   const double padded = double(grid.padded), persistent = double(grid.persistent);
   add(list, "The shapes", "experts of a rank", "64", most_local_experts(shape.experts, 4), "experts", "256 / 4");
-  add(list, "How T is computed", "T, cap 1,024", "4,096", double(padded_tensors(shape, 4, 1024).rows_an_expert), "rows", "1,024 x 4");
+  add(list, "How T is computed", "T, cap 1,024", "4,096", double(padded_tensors(shape, 4, 1024).rows_an_expert), "rows",
+      "1,024 x 4");
   add(list, "How T is computed", "real rows, 64 tokens a rank", "384", rows, "rows", "64 x 4 x 6 / 4");
   add(list, "The padded grid", "threads of a CTA", "256", grid.threads, "threads", "D / 8");
   add(list, "The padded grid", "CTAs of the padded grid", "24,576", padded, "CTAs", "T x 6");
@@ -33,8 +35,8 @@ void add_grids(Numbers& list) {
   add(list, "Inside one CTA", "empty CTAs of the padded grid", "24,192", padded - rows, "CTAs", "24,576 - 384");
   add(list, "Inside one CTA", "empty CTAs of the persistent grid", "800", persistent - rows, "CTAs", "1,184 - 384");
   add(list, "The padded grid", "empty CTAs for a slot", "20", (padded - rows) / double(grid.slots), "CTAs", "24,192 / 1,184");
-  add(list, "The two grids side by side", "loops of a CTA, 1,024 tokens a rank", "5", pair_counts(shape, 4, 1024).per_rank / persistent,
-      "rows", "6,144 / 1,184");
+  add(list, "The two grids side by side", "loops of a CTA, 1,024 tokens a rank", "5",
+      pair_counts(shape, 4, 1024).per_rank / persistent, "rows", "6,144 / 1,184");
 }
 
 void add_prefill(Numbers& list) {

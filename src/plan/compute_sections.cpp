@@ -21,13 +21,14 @@ Section activation_section(const PlanRequest& request) {
        fmt::format("{} local experts x T", most_local_experts(shape.experts, request.ranks)), exchange_article("4.2"));
   bytes("received", "padded received rows", double(tensors.received), fmt::format("room x {} values, {}", shape.hidden, format),
         grid_article("Prefill uses option (a)"));
-  bytes("gate_up", "padded output of GEMM 1", double(tensors.gate_up), fmt::format("room x 2 x {} values, bf16", shape.intermediate),
-        grid_article("Prefill uses option (a)"));
+  bytes("gate_up", "padded output of GEMM 1", double(tensors.gate_up),
+        fmt::format("room x 2 x {} values, bf16", shape.intermediate), grid_article("Prefill uses option (a)"));
   count("slots", "CTA slots", double(grids.slots),
         fmt::format("{} SMs x {} CTAs of {} threads (assumed)", request.machine.sms, grids.ctas_an_sm, grids.threads),
         grid_article("The padded grid"));
   count("padded", "CTAs of the padded grid", double(grids.padded), "T x k", grid_article("The padded grid"));
-  count("persistent", "CTAs of the persistent grid", double(grids.persistent), "min(slots, T x k)", grid_article("The persistent grid"));
+  count("persistent", "CTAs of the persistent grid", double(grids.persistent), "min(slots, T x k)",
+        grid_article("The persistent grid"));
   count("not_launched", "CTAs that the persistent grid saves", double(grids.not_launched()), "padded - persistent",
         grid_article("The two grids side by side"));
   return section;
@@ -59,7 +60,8 @@ Section floor_section(const PlanRequest& request) {
   const Machine& machine = request.machine;
   Section section{"floors", fmt::format("Floors of a layer on one {}", machine.title), {}};
   const Adder seconds(section, Unit::seconds);
-  const auto add = [&](std::string name, std::string title, double time, std::string_view what, const std::optional<MachineValue>& rate) {
+  const auto add = [&](std::string name, std::string title, double time, std::string_view what,
+                       const std::optional<MachineValue>& rate) {
     if (rate) {
       seconds(std::move(name), std::move(title), time, fmt::format("{} at {:.4g} x 10^12/s", what, rate->value / 1e12),
               std::string(rate->source));

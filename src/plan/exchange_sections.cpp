@@ -30,8 +30,10 @@ Section load_section(const PlanRequest& request) {
        fmt::format("{} / {} experts", counts.pairs, shape.experts), fused_article("1.2"));
   rows("rows_a_rank", "rows of a rank, one a pair, on average", counts.per_rank,
        fmt::format("{} / {} ranks", counts.pairs, request.ranks), fused_article("3.4"));
-  count("touched_experts", "local experts with rows, on average", expected_touched_experts(local, shape.experts, shape.topk, tokens),
-        fmt::format("{} x (1 - (1 - {}/{})^{})", local, shape.topk, shape.experts, tokens), "uniform routing; " + fused_article("3.4"));
+  count("touched_experts", "local experts with rows, on average",
+        expected_touched_experts(local, shape.experts, shape.topk, tokens),
+        fmt::format("{} x (1 - (1 - {}/{})^{})", local, shape.topk, shape.experts, tokens),
+        "uniform routing; " + fused_article("3.4"));
   return section;
 }
 
@@ -53,8 +55,8 @@ Section copies_section(const PlanRequest& request) {
   copies("needed_ranks_with_replacement", "the same, experts drawn with replacement", replaced, powers, fused_article("3.2"));
   ratio("every_rank_over_needed", "gather over what is needed", ranks / needed, fmt::format("{} / {:.4f}", ranks, needed),
         exchange_article("2.3"));
-  ratio("every_choice_over_needed", "low_latency, mega over what is needed", topk / needed, fmt::format("{} / {:.4f}", topk, needed),
-        exchange_article("4.1"));
+  ratio("every_choice_over_needed", "low_latency, mega over what is needed", topk / needed,
+        fmt::format("{} / {:.4f}", topk, needed), exchange_article("4.1"));
   return section;
 }
 
@@ -88,15 +90,17 @@ Section row_section(const PlanRequest& request) {
 
 Section traffic_section(const PlanRequest& request) {
   Section section{
-      "traffic", fmt::format("Bytes that arrive at a rank ({} out, {} back)", wire_name(request.wire), wire_name(request.combine_wire)), {}};
+      "traffic",
+      fmt::format("Bytes that arrive at a rank ({} out, {} back)", wire_name(request.wire), wire_name(request.combine_wire)),
+      {}};
   const Adder bytes(section, Unit::bytes);
   const std::string remote = fmt::format("x (1 - 1/{}): without the rank's own", request.ranks);
   for (const WayTraits& way : ways) {
     const auto add = [&](std::string_view direction, const Traffic& traffic, const std::string& source) {
       bytes(fmt::format("{}.{}", way.name, direction), fmt::format("{}, {}", way.name, direction), traffic.bytes,
             fmt::format("{:.1f} rows x {} bytes", traffic.rows, traffic.row_bytes), source);
-      bytes(fmt::format("{}.{}_remote", way.name, direction), fmt::format("{}, {}, remote", way.name, direction), traffic.remote_bytes,
-            remote, exchange_article("1.3"));
+      bytes(fmt::format("{}.{}_remote", way.name, direction), fmt::format("{}, {}, remote", way.name, direction),
+            traffic.remote_bytes, remote, exchange_article("1.3"));
     };
     add("dispatch", dispatch_traffic(way.way, request), std::string(way.source));
     add("combine", combine_traffic(way.way, request), exchange_article("7.1"));
@@ -116,7 +120,8 @@ Section buffer_section(const PlanRequest& request) {
     std::string sum = "sum";
     if (way.way == Way::mega) {
       const bool ring = fused_arrived(request.cap) == Arrived::ring;
-      sum = fmt::format("sum; cap rounded up to {}, arrived rows {}", fused_cap(request.cap), ring ? "in a ring" : "for the worst case");
+      sum = fmt::format("sum; cap rounded up to {}, arrived rows {}", fused_cap(request.cap),
+                        ring ? "in a ring" : "for the worst case");
     }
     bytes(fmt::format("{}.total", way.name), fmt::format("{}, total", way.name), double(buffer.bytes()), sum,
           std::string(way.buffer_source));

@@ -16,7 +16,7 @@ using plan::divide_up;
 using plan::round_up;
 
 constexpr std::array<std::uint64_t, 8> block_rows{8, 16, 32, 64, 96, 128, 192, 240};
-constexpr int block_multiple = 1920;        ///< the least common multiple of block_rows
+constexpr int block_multiple = 1920;  ///< the least common multiple of block_rows
 constexpr int largest_ring_cap = 5760;
 constexpr std::uint64_t scale_block = 128;  ///< each row block's scales are padded to so many rows
 constexpr std::uint64_t task_columns = 256;
@@ -35,8 +35,8 @@ std::uint64_t padded_worst_rows(const LayerShape& shape, int ranks, int cap) {
 std::uint64_t live_blocks(std::uint64_t blocks, std::uint64_t gemm1_tasks, std::uint64_t gemm2_tasks, std::uint64_t pairs) {
   const std::uint64_t first_wave_blocks = divide_up(pairs, gemm2_tasks);
   const std::uint64_t surplus = gemm1_tasks > gemm2_tasks ? gemm1_tasks - gemm2_tasks : 0;
-  const std::uint64_t waves = std::max(divide_up(first_wave_blocks * gemm1_tasks, pairs),
-                                       divide_up(gemm1_tasks + (blocks - 1) * surplus, pairs) + 1);
+  const std::uint64_t waves =
+      std::max(divide_up(first_wave_blocks * gemm1_tasks, pairs), divide_up(gemm1_tasks + (blocks - 1) * surplus, pairs) + 1);
   const std::uint64_t warm_up = divide_up(std::min(waves * pairs, blocks * gemm1_tasks), gemm1_tasks);
   const std::uint64_t growth = gemm2_tasks > gemm1_tasks ? divide_up(blocks * (gemm2_tasks - gemm1_tasks), gemm2_tasks) : 0;
   const std::uint64_t margin = divide_up(pairs, std::min(gemm1_tasks, gemm2_tasks));

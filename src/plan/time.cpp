@@ -19,11 +19,12 @@ Floors expert_floors(const PlanRequest& request) {
   const int local = most_local_experts(shape.experts, request.ranks);
   const auto group_tokens = static_cast<std::uint64_t>(request.tokens) * static_cast<std::uint64_t>(request.ranks);
   const double touched = expected_touched_experts(local, shape.experts, shape.topk, group_tokens);
-  const double quantised = static_cast<double>(
-      wire_row_bytes(fp8 ? Wire::fp8 : Wire::bf16, shape.intermediate, request.quantisation));
+  const double quantised =
+      static_cast<double>(wire_row_bytes(fp8 ? Wire::fp8 : Wire::bf16, shape.intermediate, request.quantisation));
 
   Floors floors;
-  floors.weights = over(touched * static_cast<double>(expert_weight_bytes(shape, request.weights).total()), request.machine.memory_read);
+  floors.weights =
+      over(touched * static_cast<double>(expert_weight_bytes(shape, request.weights).total()), request.machine.memory_read);
   floors.operations = over(6.0 * rows * shape.hidden * shape.intermediate, fp8 ? request.machine.fp8 : request.machine.bf16);
   floors.activation = over(rows * (2.0 * shape.intermediate * sizeof(bf16) + quantised), request.machine.memory_copy);
   return floors;

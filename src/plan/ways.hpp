@@ -17,9 +17,9 @@ struct WayTraits {
   Copies copies;
   std::string_view source;         ///< where the articles describe its copies
   std::string_view buffer_source;  ///< and its buffers
-  int kernels;              ///< a round trip launches, in this library's design
-  int rendezvous;           ///< times that a rank waits for words of the others
-  int local_passes;         ///< times that arrived rows are copied again before the experts
+  int kernels;                     ///< a round trip launches, in this library's design
+  int rendezvous;                  ///< times that a rank waits for words of the others
+  int local_passes;                ///< times that arrived rows are copied again before the experts
 };
 
 inline constexpr std::array<WayTraits, 6> ways{{

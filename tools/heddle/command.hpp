@@ -2,11 +2,8 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
-#include <string_view>
 
 namespace heddle::tool {
-
-inline constexpr std::string_view version = "0.1.0";
 
 /// Each of these adds one subcommand. Its callback runs after parsing; it throws heddle::Error
 /// (whose kind is the exit status) or sets `status`, which is 0 before.

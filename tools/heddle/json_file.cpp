@@ -23,7 +23,8 @@ void write_json(const std::string& path, const nlohmann::ordered_json& object) {
   if (file == nullptr) {
     throw InputError(fmt::format("cannot write {}: {}", path, std::strerror(errno)));
   }
-  bool good = std::fwrite(text.data(), 1, text.size(), file) == text.size() && std::fflush(file) == 0 && ::fsync(::fileno(file)) == 0;
+  bool good =
+      std::fwrite(text.data(), 1, text.size(), file) == text.size() && std::fflush(file) == 0 && ::fsync(::fileno(file)) == 0;
   int reason = errno;
   if (std::fclose(file) != 0 && good) {
     good = false;

@@ -11,6 +11,7 @@
 
 #include "command.hpp"
 #include "heddle/error.hpp"
+#include "heddle/version.hpp"
 
 namespace {
 
@@ -47,10 +48,11 @@ int run(CLI::App& app, int argc, char** argv, const int& status) {
 
 int main(int argc, char** argv) {
   CLI::App app{"Heddle: one expert-parallel Mixture-of-Experts layer, by every known way of the round trip.", "heddle"};
-  app.set_version_flag("--version", fmt::format("heddle {}", heddle::tool::version), "print the version and exit");
+  app.set_version_flag("--version", fmt::format("heddle {}", heddle::version), "print the version and exit");
   app.set_help_flag("-h,--help", "print this and exit");
   app.require_subcommand(1);
-  app.footer("Exit status: 0 done, 1 a check failed, 2 bad arguments or files, 3 a run-time fault.\n`heddle COMMAND --help` says more.");
+  app.footer(
+      "Exit status: 0 done, 1 a check failed, 2 bad arguments or files, 3 a run-time fault.\n`heddle COMMAND --help` says more.");
 
   int status = 0;
   heddle::tool::add_plan(app, status);
