@@ -16,7 +16,7 @@ std::string one_line(std::string_view text) {
   return line;
 }
 
-std::string quoted(std::string_view name) { return fmt::format("'{}'", one_line(name)); }
+std::string in_quotes(std::string_view name) { return fmt::format("'{}'", one_line(name)); }
 
 std::string shape_text(std::span<const std::int64_t> shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 

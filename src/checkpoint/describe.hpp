@@ -9,7 +9,7 @@
 namespace heddle::checkpoint {
 
 /// A name from a file, safe to print on one line: quoted, control characters replaced, cut when very long.
-std::string quoted(std::string_view name);
+std::string in_quotes(std::string_view name);
 
 /// The same without quotes, for paths at the start of a message.
 std::string one_line(std::string_view text);

@@ -31,7 +31,7 @@ class Strictness {
         break;
       case Event::key:
         if (const auto& name = parsed.get_ref<const std::string&>(); !names_.back().insert(name).second) {
-          throw InputError(fmt::format("{}: the name {} appears twice", where_, quoted(name)));
+          throw InputError(fmt::format("{}: the name {} appears twice", where_, in_quotes(name)));
         }
         break;
       case Event::value:

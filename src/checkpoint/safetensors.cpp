@@ -33,7 +33,7 @@ Dtype read_dtype(const Tensor& tensor, const nlohmann::json& entry) {
   if (field == entry.end() || !field->is_string()) refuse(tensor, "has no dtype; the header must name one");
   const auto& text = field->get_ref<const std::string&>();
   const auto dtype = dtype_from_name(text);
-  if (!dtype) refuse(tensor, fmt::format("has the unknown dtype {}; known are {}", quoted(text), known_dtypes()));
+  if (!dtype) refuse(tensor, fmt::format("has the unknown dtype {}; known are {}", in_quotes(text), known_dtypes()));
   return *dtype;
 }
 
@@ -77,7 +77,7 @@ std::span<const std::byte> read_offsets(const Tensor& tensor, const nlohmann::js
 
 }  // namespace
 
-std::string Tensor::label() const { return fmt::format("{}: tensor {}", file, quoted(name)); }
+std::string Tensor::label() const { return fmt::format("{}: tensor {}", file, in_quotes(name)); }
 
 std::optional<std::uint64_t> tensor_bytes(Dtype dtype, std::span<const std::int64_t> shape) {
   const bool empty = std::find(shape.begin(), shape.end(), 0) != shape.end();
@@ -151,7 +151,7 @@ void SafetensorsFile::check_tiling(std::size_t data_size, const std::byte* data)
     const auto begin = static_cast<std::size_t>(tensor->bytes.data() - data);
     if (begin < reached) {
       refuse(*tensor, fmt::format("starts at data byte {}, inside tensor {}, which ends at {} (overlapping offsets)", begin,
-                                  quoted(previous->name), reached));
+                                  in_quotes(previous->name), reached));
     }
     if (begin > reached)
       refuse(*tensor, fmt::format("starts at data byte {}; bytes {} to {} belong to no tensor", begin, reached, begin));

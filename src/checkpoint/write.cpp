@@ -20,8 +20,8 @@ namespace heddle {
 
 namespace {
 
+using checkpoint::in_quotes;
 using checkpoint::one_line;
-using checkpoint::quoted;
 using checkpoint::shape_text;
 
 [[noreturn]] void refuse_errno(const std::string& path, std::string_view what) {
@@ -85,10 +85,10 @@ class TemporaryFile {
 };
 
 checkpoint::Dtype checked_dtype(const std::string& path, const TensorOut& tensor) {
-  const auto where = fmt::format("{}: tensor {}", one_line(path), quoted(tensor.name));
+  const auto where = fmt::format("{}: tensor {}", one_line(path), in_quotes(tensor.name));
   const auto dtype = checkpoint::dtype_from_name(tensor.dtype);
   if (!dtype) {
-    throw InputError(fmt::format("{}: unknown dtype {}; known are {}", where, quoted(tensor.dtype), checkpoint::known_dtypes()));
+    throw InputError(fmt::format("{}: unknown dtype {}; known are {}", where, in_quotes(tensor.dtype), checkpoint::known_dtypes()));
   }
   const auto needed = checkpoint::tensor_bytes(*dtype, tensor.shape);
   if (!needed || *needed != tensor.data.size()) {
@@ -111,7 +111,7 @@ void write_safetensors(const std::string& path, std::span<const TensorOut> tenso
     order.push_back({&tensor, bits_per_value(checked_dtype(path, tensor))});
     if (!names.insert(tensor.name).second) {
       throw InputError(
-          fmt::format("{}: tensor {}: the name is taken; each tensor needs its own", one_line(path), quoted(tensor.name)));
+          fmt::format("{}: tensor {}: the name is taken; each tensor needs its own", one_line(path), in_quotes(tensor.name)));
     }
   }
   // Widest elements first: every tensor is then aligned to its element without gaps, which the format forbids.
