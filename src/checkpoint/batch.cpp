@@ -14,12 +14,6 @@ namespace checkpoint {
 
 namespace {
 
-[[noreturn]] void refuse(const Tensor& tensor, const std::string& what) {
-  throw InputError(fmt::format("{}: {}", tensor.label(), what));
-}
-
-std::string type_and_shape(const Tensor& tensor) { return fmt::format("{} {}", name(tensor.dtype), shape_text(tensor.shape)); }
-
 template <typename Value>
 std::vector<Value> copy_values(const Tensor& tensor) {
   std::vector<Value> values(tensor.bytes.size() / sizeof(Value));

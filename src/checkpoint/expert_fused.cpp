@@ -12,10 +12,6 @@ namespace heddle::checkpoint {
 
 namespace {
 
-[[noreturn]] void refuse(const Tensor& tensor, const std::string& what) {
-  throw InputError(fmt::format("{}: {}", tensor.label(), what));
-}
-
 constexpr std::size_t value_bytes = 2;  // bf16
 
 class FusedExperts final : public ExpertSource {

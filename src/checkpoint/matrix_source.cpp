@@ -17,10 +17,6 @@ namespace {
 
 using Shape = std::vector<std::int64_t>;
 
-[[noreturn]] void refuse(const Tensor& tensor, const std::string& what) {
-  throw InputError(fmt::format("{}: {}", tensor.label(), what));
-}
-
 bool holds_pairs(Dtype dtype) { return dtype == Dtype::u8 || dtype == Dtype::i8 || dtype == Dtype::f4; }
 bool holds_powers(Dtype dtype) { return dtype == Dtype::u8 || dtype == Dtype::f8_e8m0; }
 
@@ -193,8 +189,6 @@ std::string_view kind_text(WeightKind kind) {
   }
   return "unknown";
 }
-
-std::string type_and_shape(const Tensor& tensor) { return fmt::format("{} {}", name(tensor.dtype), shape_text(tensor.shape)); }
 
 std::span<const std::byte> OwnedMemory::aligned(std::span<const std::byte> bytes, std::size_t alignment) {
   if (bytes.empty() || reinterpret_cast<std::uintptr_t>(bytes.data()) % alignment == 0) return bytes;

@@ -16,9 +16,6 @@ namespace heddle::checkpoint {
 /// "fp8 block", "mxfp4", ... for messages.
 std::string_view kind_text(WeightKind kind);
 
-/// "BF16 [64, 128]"
-std::string type_and_shape(const Tensor& tensor);
-
 /// Memory for what cannot be a view of the file: unaligned tensors, transposed matrices.
 class OwnedMemory {
  public:

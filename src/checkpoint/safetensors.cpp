@@ -18,10 +18,6 @@ namespace {
 constexpr std::size_t length_bytes = 8;
 constexpr std::uint64_t longest_header = 100'000'000;  // the format's own limit
 
-[[noreturn]] void refuse(const Tensor& tensor, const std::string& what) {
-  throw InputError(fmt::format("{}: {}", tensor.label(), what));
-}
-
 std::uint64_t little_endian(std::span<const std::byte> bytes) {
   std::uint64_t value = 0;
   for (std::size_t i = 0; i < length_bytes; ++i) value |= std::to_integer<std::uint64_t>(bytes[i]) << (8 * i);
@@ -78,6 +74,10 @@ std::span<const std::byte> read_offsets(const Tensor& tensor, const nlohmann::js
 }  // namespace
 
 std::string Tensor::label() const { return fmt::format("{}: tensor {}", file, in_quotes(name)); }
+
+std::string type_and_shape(const Tensor& tensor) { return fmt::format("{} {}", name(tensor.dtype), shape_text(tensor.shape)); }
+
+void refuse(const Tensor& tensor, const std::string& what) { throw InputError(fmt::format("{}: {}", tensor.label(), what)); }
 
 std::optional<std::uint64_t> tensor_bytes(Dtype dtype, std::span<const std::int64_t> shape) {
   const bool empty = std::find(shape.begin(), shape.end(), 0) != shape.end();

@@ -28,6 +28,12 @@ struct Tensor {
   std::string label() const;
 };
 
+/// "BF16 [64, 128]"
+std::string type_and_shape(const Tensor& tensor);
+
+/// Throws InputError: the tensor's label and what is wrong with it.
+[[noreturn]] void refuse(const Tensor& tensor, const std::string& what);
+
 /// Bytes of a tensor, or nothing where they overflow 64 bits or end within a byte.
 std::optional<std::uint64_t> tensor_bytes(Dtype dtype, std::span<const std::int64_t> shape);
 
