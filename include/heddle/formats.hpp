@@ -28,17 +28,31 @@ enum class ScaleFormat : std::uint8_t { ue8m0, f32 };
 /// How a checkpoint stores an expert weight matrix.
 enum class WeightKind : std::uint8_t { bf16, fp8_block, mxfp4, nvfp4, mxfp8 };
 
-HEDDLE_HOST_DEVICE inline float to_float(bf16 value) {
-  return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16);
+/// The 32 bits of a float, and back; the device has its own instructions for them.
+HEDDLE_HOST_DEVICE inline std::uint32_t float_bits(float value) {
+#if defined(__CUDA_ARCH__)
+  return __float_as_uint(value);
+#else
+  return std::bit_cast<std::uint32_t>(value);
+#endif
 }
+
+HEDDLE_HOST_DEVICE inline float float_from_bits(std::uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+  return __uint_as_float(bits);
+#else
+  return std::bit_cast<float>(bits);
+#endif
+}
+
+HEDDLE_HOST_DEVICE inline float to_float(bf16 value) { return float_from_bits(static_cast<std::uint32_t>(value.bits) << 16); }
 
 /// Nearest even; NaN stays NaN, -0 is kept.
 HEDDLE_HOST_DEVICE inline bf16 to_bf16(float value) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) {
-    return {static_cast<std::uint16_t>((bits >> 16) | 0x0040u)};
-  }
-  return {static_cast<std::uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16)};
+  const std::uint32_t bits = float_bits(value);
+  const std::uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+  const std::uint32_t quiet_nan = (bits >> 16) | 0x0040u;
+  return {static_cast<std::uint16_t>((bits & 0x7FFFFFFFu) > 0x7F800000u ? quiet_nan : rounded)};
 }
 
 }  // namespace heddle
