@@ -29,10 +29,10 @@ inline void widen_e2m1_scaled(const std::byte* in, int count, float scale, float
       widen_e2m1_vector(in + i / 2, scale, out + i);
     }
   }
-  for (; i < count; i += 2) {
-    const auto pair = static_cast<std::uint8_t>(in[i / 2]);
-    out[i] = from_e2m1(pair) * scale;
-    out[i + 1] = from_e2m1(static_cast<std::uint8_t>(pair >> 4)) * scale;
+  for (int j = i / 2; j < count / 2; ++j) {
+    const auto pair = static_cast<std::uint8_t>(in[j]);
+    out[2 * j] = from_e2m1(pair) * scale;
+    out[2 * j + 1] = from_e2m1(static_cast<std::uint8_t>(pair >> 4)) * scale;
   }
 }
 
