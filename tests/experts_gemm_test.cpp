@@ -28,7 +28,7 @@ std::vector<std::uint16_t> multiply(const RowView& view, const std::vector<int>&
   use_one_blas_thread();
   TileEngine engine;
   Operand operand;
-  operand.pack(view, rows, weights.cols, options.activation, options.quantisation);
+  operand.pack(view, rows.data(), static_cast<int>(rows.size()), weights.cols, options.activation, options.quantisation);
   std::vector<bf16> out(rows.size() * static_cast<std::size_t>(weights.rows));
   engine.multiply(operand, weights, options.row_block, {out.data(), static_cast<std::size_t>(weights.rows), nullptr});
   std::vector<std::uint16_t> bits(out.size());

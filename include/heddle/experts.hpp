@@ -95,6 +95,7 @@ struct ExpertReport {
   double gemm1 = 0;
   double activation = 0;
   double gemm2 = 0;
+  double sum = 0;                      ///< routed sums over a token's own experts
   std::int64_t rows = 0;               ///< (token, expert) pairs computed
   std::int64_t row_blocks = 0;         ///< row blocks of GEMM 1, summed over experts
   std::int64_t activation_blocks = 0;  ///< blocks of the activation grid

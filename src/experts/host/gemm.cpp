@@ -66,29 +66,25 @@ int TileEngine::multiply(const Operand& rows, const WeightMatrix& weights, int r
     return 0;
   }
   const int block = tile::block_rows(row_block, count);
-  const int chunk = std::max(1, tile::chunk_rows / block) * block;
   constexpr int most_stride = tile::columns + 2 * tile::guard;
   weights_.resize(size(most_stride) * tile::step);
   partial_.resize(size(block) * size(most_stride));
-  sums_.resize(size(chunk) * tile::columns);
+  sums_.resize(size(count) * tile::columns);
 
-  for (int chunk_begin = 0; chunk_begin < count; chunk_begin += chunk) {
-    const int chunk_end = std::min(chunk_begin + chunk, count);
-    for (int first = 0; first < weights.rows; first += tile::columns) {
-      const Columns columns(first, weights.rows);
-      std::fill_n(weights_.data(), size(columns.stride()) * tile::step, 0.0f);
-      std::fill_n(sums_.data(), size(chunk_end - chunk_begin) * size(columns.width), 0.0f);
-      for (int step = 0; step < tile::steps(weights.cols); ++step) {
-        widen(weights, columns, step);
-        for (int row = chunk_begin; row < chunk_end; row += block) {
-          accumulate(rows, weights, columns, step, row, std::min(block, chunk_end - row),
-                     sums_.data() + size(row - chunk_begin) * size(columns.width));
-        }
+  for (int first = 0; first < weights.rows; first += tile::columns) {
+    const Columns columns(first, weights.rows);
+    const auto sums = [&](int row) { return sums_.data() + size(row) * size(columns.width); };
+    std::fill_n(weights_.data(), size(columns.stride()) * tile::step, 0.0f);
+    std::fill_n(sums_.data(), size(count) * size(columns.width), 0.0f);
+    for (int step = 0; step < tile::steps(weights.cols); ++step) {
+      widen(weights, columns, step);
+      for (int row = 0; row < count; row += block) {
+        accumulate(rows, weights, columns, step, row, std::min(block, count - row), sums(row));
       }
-      for (int row = chunk_begin; row < chunk_end; ++row) {
-        bf16* to = out.values + size(out.rows != nullptr ? out.rows[row] : row) * out.stride + first;
-        tile_kernels().round(sums_.data() + size(row - chunk_begin) * size(columns.width), columns.real, to);
-      }
+    }
+    for (int row = 0; row < count; ++row) {
+      bf16* to = out.values + size(out.rows != nullptr ? out.rows[row] : row) * out.stride + first;
+      tile_kernels().round(sums(row), columns.real, to);
     }
   }
   return (count + block - 1) / block;

@@ -24,7 +24,8 @@ void use_one_blas_thread();
 /// activations have groups of 32: four promotions a step). Holds the scratch of one thread.
 class TileEngine {
  public:
-  /// rows [count, K] times weights [N, K]. row_block as in ExpertOptions. Returns the row blocks.
+  /// rows [count, K] times weights [N, K]; a weight tile is widened once for all of them. row_block as
+  /// in ExpertOptions. Returns the row blocks.
   int multiply(const Operand& rows, const WeightMatrix& weights, int row_block, const GemmOutput& out);
 
  private:
@@ -34,7 +35,7 @@ class TileEngine {
 
   Scratch<float> weights_;  // [guard + width + guard, 128]
   Scratch<float> partial_;  // [block, guard + width + guard]
-  Scratch<float> sums_;     // [chunk, width]
+  Scratch<float> sums_;     // [count, width]
 };
 
 }  // namespace heddle

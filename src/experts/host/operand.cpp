@@ -46,8 +46,8 @@ void Operand::pack_fp8(const std::byte* values, const std::byte* scales, ScaleFo
   }
 }
 
-void Operand::pack(const RowView& view, std::span<const int> rows, int cols, Activation activation, const Quantisation& quantisation) {
-  count_ = static_cast<int>(rows.size());
+void Operand::pack(const RowView& view, const int* rows, int count, int cols, Activation activation, const Quantisation& quantisation) {
+  count_ = count;
   padded_ = tile::round_up(count_, tile::row_unit);
   cols_ = cols;
   scaled_ = activation == Activation::fp8;
@@ -57,7 +57,7 @@ void Operand::pack(const RowView& view, std::span<const int> rows, int cols, Act
   const std::size_t groups = size((cols + group_ - 1) / group_);
   scales_.resize(groups * size(padded_));
   for (int i = 0; i < count_; ++i) {
-    const std::size_t row = size(rows[size(i)]);
+    const std::size_t row = size(rows != nullptr ? rows[i] : i);
     const std::byte* from = view.values + row * view.value_stride;
     if (!scaled_) {
       pack_bf16(from, i);

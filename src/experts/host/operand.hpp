@@ -2,8 +2,6 @@
 // which the tile engine reads them.
 #pragma once
 
-#include <span>
-
 #include "experts/host/scratch.hpp"
 #include "heddle/experts.hpp"
 #include "heddle/shape.hpp"
@@ -14,9 +12,9 @@ namespace heddle {
 /// columns of a short last step. scales is [groups, padded], null for bf16.
 class Operand {
  public:
-  /// Rows `rows` (indices into the view), each of `cols` values. bf16 rows are group-quantised first if
-  /// the activation is fp8.
-  void pack(const RowView& view, std::span<const int> rows, int cols, Activation activation, const Quantisation& quantisation);
+  /// `count` rows of `cols` values: those that `rows` names, or the first ones of the view without `rows`.
+  /// bf16 rows are group-quantised first if the activation is fp8.
+  void pack(const RowView& view, const int* rows, int count, int cols, Activation activation, const Quantisation& quantisation);
 
   int count() const { return count_; }
   int cols() const { return cols_; }
@@ -38,7 +36,7 @@ class Operand {
   bool scaled_ = false;
   Scratch<float> values_;
   Scratch<float> scales_;
-  Scratch<float> wide_;            // one row on its way to being quantised
+  Scratch<float> wide_;  // one row on its way to being quantised
   Scratch<std::uint8_t> codes_;
   Scratch<std::byte> code_scales_;
 };

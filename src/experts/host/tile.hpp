@@ -21,7 +21,8 @@ inline constexpr int columns = 256;  ///< weight rows a product; a last one may 
 inline constexpr int guard = 8;      ///< zero weight rows before and after
 inline constexpr int row_unit = 12;  ///< token rows of a product are a multiple of this
 inline constexpr int most_rows = 264;
-inline constexpr int chunk_rows = 192;  ///< token rows that share one widening of a weight tile, at least one block
+inline constexpr int usual_rows = 96;   ///< a block that nobody asked to be another size: partial sums stay in the L2 cache
+inline constexpr int most_piece = 192;  ///< token rows that share one widening of the weights, unless a block is larger
 
 constexpr int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
 constexpr int steps(int cols) { return (cols + step - 1) / step; }
@@ -29,12 +30,21 @@ constexpr int steps(int cols) { return (cols + step - 1) / step; }
 /// Weight rows of a product that has `left` rows still to do.
 constexpr int width(int left) { return left > columns / 2 ? columns : columns / 2; }
 
-/// Token rows of a block: `wanted` (0: chosen from the count) as a multiple of 12.
+/// Parts of at most `most` that `count` is cut into, all of about one size and a multiple of 12.
+constexpr int even_part(int count, int most) {
+  const int parts = (count + most - 1) / most;
+  return round_up((count + parts - 1) / parts, row_unit);
+}
+
+/// Token rows of a block: `wanted`, 0 meaning the usual ones, as a multiple of 12.
 constexpr int block_rows(int wanted, int count) {
-  const int block = round_up(wanted > 0 ? wanted : 96, row_unit);
+  const int block = wanted > 0 ? round_up(wanted, row_unit) : even_part(count, usual_rows);
   const int needed = round_up(count, row_unit);
   const int limited = block < most_rows ? block : most_rows;
   return needed < limited ? needed : limited;
 }
+
+/// Token rows that are packed and multiplied together.
+constexpr int piece_rows(int wanted, int count) { return even_part(count, wanted > most_piece ? most_rows : most_piece); }
 
 }  // namespace heddle::tile
