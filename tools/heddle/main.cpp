@@ -1,0 +1,65 @@
+// heddle: the command. Exit status 0 done, 1 a check failed, 2 bad arguments or files, 3 a run-time
+// fault; every error is one line on standard error that begins with "heddle: ".
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <string>
+
+#include "command.hpp"
+#include "heddle/error.hpp"
+#include "heddle/version.hpp"
+
+namespace {
+
+using heddle::ErrorKind;
+
+int report(ErrorKind kind, std::string message) {
+  std::replace(message.begin(), message.end(), '\n', ' ');
+  fmt::print(stderr, "heddle: {}\n", message);
+  return static_cast<int>(kind);
+}
+
+/// The subcommand that was named, if any: its help is the one to point at.
+std::string help_of(const CLI::App& app) {
+  const auto used = app.get_subcommands();
+  return used.empty() ? "heddle --help" : fmt::format("heddle {} --help", used.front()->get_name());
+}
+
+int run(CLI::App& app, int argc, char** argv, const int& status) {
+  try {
+    app.parse(argc, argv);
+    return status;
+  } catch (const CLI::Success& wanted) {  // --help, --version
+    return app.exit(wanted);
+  } catch (const CLI::ParseError& error) {
+    return report(ErrorKind::input, fmt::format("{} (see {})", error.what(), help_of(app)));
+  } catch (const heddle::Error& error) {
+    return report(error.kind(), error.what());
+  } catch (const std::exception& error) {
+    return report(ErrorKind::fault, error.what());
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{"Heddle: one expert-parallel Mixture-of-Experts layer, by every known way of the round trip.", "heddle"};
+  app.set_version_flag("--version", fmt::format("heddle {}", heddle::version), "print the version and exit");
+  app.set_help_flag("-h,--help", "print this and exit");
+  app.require_subcommand(1);
+  app.footer(
+      "Exit status: 0 done, 1 a check failed, 2 bad arguments or files, 3 a run-time fault.\n`heddle COMMAND --help` says more.");
+
+  int status = 0;
+  heddle::tool::add_plan(app, status);
+
+  status = run(app, argc, argv, status);
+  if (std::fflush(stdout) != 0) {
+    return report(ErrorKind::input, fmt::format("cannot write to standard output: {}", std::strerror(errno)));
+  }
+  return status;
+}
