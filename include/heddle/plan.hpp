@@ -186,17 +186,17 @@ struct Buffer {
 Buffer article_buffer(Way way, const PlanRequest& request);
 
 /// How the fused kernel's arrived and intermediate regions are sized.
-enum class Arrived : std::uint8_t { worst_case, ring };
+enum class ArrivedRegion : std::uint8_t { worst_case, ring };
 
 /// The fused kernel's symmetric buffer (fused-kernel article, section 5.1). The cap is rounded up
 /// by fused_cap(); `shared_experts` run inside the kernel and need a result slot more; `sms` sizes the ring.
-Buffer fused_buffer(const LayerShape& shape, int ranks, int cap, Arrived arrived, int shared_experts, int sms);
+Buffer fused_buffer(const LayerShape& shape, int ranks, int cap, ArrivedRegion arrived, int shared_experts, int sms);
 
 /// The cap rounded up to the next multiple of 1,920, which every row-block size divides.
 int fused_cap(int cap);
 
 /// Worst case or ring? The kernel takes the ring up to a rounded cap of 5,760.
-Arrived fused_arrived(int cap);
+ArrivedRegion fused_arrived(int cap);
 
 /// Rows that can arrive at one rank at most: every token's k copies, but not more than it has experts.
 std::uint64_t fused_worst_rows(const LayerShape& shape, int ranks, int cap);
@@ -222,7 +222,7 @@ PaddedTensors padded_tensors(const LayerShape& shape, int ranks, int cap, Activa
 // ---------------------------------------------------------------- grids and tasks
 
 /// The two grids of the activation step (persistent-grid article).
-struct ActivationGrid {
+struct GridPlan {
   int threads = 0;     ///< a CTA; eight outputs a thread
   int ctas_an_sm = 0;  ///< assumed resident: 2,048 threads an SM
   std::uint64_t slots = 0;
@@ -230,7 +230,7 @@ struct ActivationGrid {
   std::uint64_t persistent = 0;  ///< min(slots, T * k)
   std::uint64_t not_launched() const { return padded - persistent; }
 };
-ActivationGrid activation_grid(const LayerShape& shape, int ranks, int cap, int sms);
+GridPlan activation_grid(const LayerShape& shape, int ranks, int cap, int sms);
 
 /// Tasks of one row block and K steps of one task: 256 columns a task, 128 of K a step
 /// (fused-kernel article, sections 3.3 and 3.6).

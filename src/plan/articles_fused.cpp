@@ -57,11 +57,11 @@ void add_gemms(Numbers& list) {
 void add_buffers(Numbers& list) {
   const PlanRequest large = flash(8192);
   const LayerShape& shape = large.shape;
-  const auto buffer = [&](int ranks, int cap, Arrived arrived, int shared_experts) {
+  const auto buffer = [&](int ranks, int cap, ArrivedRegion arrived, int shared_experts) {
     return fused_buffer(shape, ranks, cap, arrived, shared_experts, large.machine.sms);
   };
   const auto total = [](const Buffer& whole) { return double(whole.bytes()) / gibi; };
-  const Buffer routed = buffer(8, 8192, Arrived::worst_case, 0);
+  const Buffer routed = buffer(8, 8192, ArrivedRegion::worst_case, 0);
   const auto size = [&](const char* name) { return double(routed.region(name).bytes) / gibi; };
   const char* unit = "GB (2^30)";
   const char* multiple = "up to a multiple of 1,920";
@@ -75,13 +75,13 @@ void add_buffers(Numbers& list) {
   add(list, "5.1", "result slots", "0.4", size("result_slots"), unit, "9,600 x 6 x 8,192 bytes");
   add(list, "5.1", "whole buffer, routed experts", "4.5", total(routed), unit,
       "all regions; counters as that kernel's published layout");
-  add(list, "5.1", "whole buffer, shared expert inside", "4.7", total(buffer(8, 8192, Arrived::worst_case, 1)), unit,
+  add(list, "5.1", "whole buffer, shared expert inside", "4.7", total(buffer(8, 8192, ArrivedRegion::worst_case, 1)), unit,
       "and a 7th slot, its activations and scales");
   add(list, "5.1", "whole buffer, cap 4,096", "0.35", total(buffer(8, 4096, fused_arrived(4096), 0)), unit,
       "a ring; its rows as that kernel's published schedule");
-  add(list, "8", "whole buffer, 64 ranks", "22", total(buffer(64, 8192, Arrived::worst_case, 0)), unit,
+  add(list, "8", "whole buffer, 64 ranks", "22", total(buffer(64, 8192, ArrivedRegion::worst_case, 0)), unit,
       "64 x 9,600 x min(6, 4 local experts) rows");
-  add(list, "8", "whole buffer, 64 ranks, with a ring", "0.6", total(buffer(64, 8192, Arrived::ring, 0)), unit, "the same ring");
+  add(list, "8", "whole buffer, 64 ranks, with a ring", "0.6", total(buffer(64, 8192, ArrivedRegion::ring, 0)), unit, "the same ring");
 }
 
 }  // namespace

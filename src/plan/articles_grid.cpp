@@ -18,7 +18,7 @@ void add(Numbers& list, const char* section, const char* title, const char* stat
 void add_grids(Numbers& list) {
   const PlanRequest decode = flash(64, 1024);
   const LayerShape& shape = decode.shape;
-  const ActivationGrid grid = activation_grid(shape, 4, 1024, decode.machine.sms);
+  const GridPlan grid = activation_grid(shape, 4, 1024, decode.machine.sms);
   const double hopper = double(activation_grid(shape, 4, 1024, find_machine("h200").sms).persistent);
   const double rows = pair_counts(shape, 4, 64).per_rank;
   const double padded = double(grid.padded), persistent = double(grid.persistent);

@@ -11,7 +11,7 @@ namespace {
 Section activation_section(const PlanRequest& request) {
   const LayerShape& shape = request.shape;
   const PaddedTensors tensors = padded_tensors(shape, request.ranks, request.cap, request.activation());
-  const ActivationGrid grids = activation_grid(shape, request.ranks, request.cap, request.machine.sms);
+  const GridPlan grids = activation_grid(shape, request.ranks, request.cap, request.machine.sms);
   const char* format = request.activation() == Activation::fp8 ? "fp8" : "bf16";
   Section section{"activation", "Activation step: room and grids", {}};
   const Adder rows(section, Unit::rows), bytes(section, Unit::bytes), count(section, Unit::count);

@@ -119,7 +119,7 @@ Section buffer_section(const PlanRequest& request) {
     }
     std::string sum = "sum";
     if (way.way == Way::mega) {
-      const bool ring = fused_arrived(request.cap) == Arrived::ring;
+      const bool ring = fused_arrived(request.cap) == ArrivedRegion::ring;
       sum = fmt::format("sum; cap rounded up to {}, arrived rows {}", fused_cap(request.cap),
                         ring ? "in a ring" : "for the worst case");
     }

@@ -51,7 +51,7 @@ Region rows_of(std::string name, std::uint64_t rows, std::uint64_t row_bytes) {
 
 int fused_cap(int cap) { return round_up(cap, block_multiple); }
 
-Arrived fused_arrived(int cap) { return fused_cap(cap) <= largest_ring_cap ? Arrived::ring : Arrived::worst_case; }
+ArrivedRegion fused_arrived(int cap) { return fused_cap(cap) <= largest_ring_cap ? ArrivedRegion::ring : ArrivedRegion::worst_case; }
 
 std::uint64_t fused_worst_rows(const LayerShape& shape, int ranks, int cap) {
   const auto choices = static_cast<std::uint64_t>(std::min(shape.topk, most_local_experts(shape.experts, ranks)));
@@ -70,7 +70,7 @@ std::uint64_t fused_ring_rows(const LayerShape& shape, int ranks, int cap, int s
   return round_up(rows, std::uint64_t{block_multiple});
 }
 
-Buffer fused_buffer(const LayerShape& shape, int ranks, int cap, Arrived arrived, int shared_experts, int sms) {
+Buffer fused_buffer(const LayerShape& shape, int ranks, int cap, ArrivedRegion arrived, int shared_experts, int sms) {
   const auto hidden = static_cast<std::uint64_t>(shape.hidden);
   const auto intermediate = static_cast<std::uint64_t>(shape.intermediate);
   const auto topk = static_cast<std::uint64_t>(shape.topk);
@@ -79,7 +79,7 @@ Buffer fused_buffer(const LayerShape& shape, int ranks, int cap, Arrived arrived
   const std::uint64_t hidden_scales = divide_up(hidden, values_a_scale);
   const std::uint64_t intermediate_scales = divide_up(intermediate, values_a_scale);
   const std::uint64_t worst = padded_worst_rows(shape, ranks, cap);
-  const std::uint64_t rows = arrived == Arrived::ring ? fused_ring_rows(shape, ranks, cap, sms) : worst;
+  const std::uint64_t rows = arrived == ArrivedRegion::ring ? fused_ring_rows(shape, ranks, cap, sms) : worst;
   const std::uint64_t padding = scale_block / block_rows.front();
 
   Buffer buffer;

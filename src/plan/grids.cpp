@@ -7,9 +7,9 @@
 
 namespace heddle {
 
-ActivationGrid activation_grid(const LayerShape& shape, int ranks, int cap, int sms) {
+GridPlan activation_grid(const LayerShape& shape, int ranks, int cap, int sms) {
   constexpr int outputs_a_thread = 8, warp = 32, most_threads = 1024, threads_an_sm = 2048, most_ctas = 32;
-  ActivationGrid grid;
+  GridPlan grid;
   grid.threads = std::min(most_threads, plan::round_up(plan::divide_up(shape.intermediate, outputs_a_thread), warp));
   grid.ctas_an_sm = std::min(most_ctas, threads_an_sm / grid.threads);
   grid.slots = static_cast<std::uint64_t>(sms) * static_cast<std::uint64_t>(grid.ctas_an_sm);

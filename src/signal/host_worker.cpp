@@ -5,15 +5,9 @@
 
 namespace heddle {
 
-void Traffic::add(const Traffic& other) {
-  remote_bytes += other.remote_bytes;
-  local_bytes += other.local_bytes;
-  remote_rows += other.remote_rows;
-  local_rows += other.local_rows;
-}
+HostWorker::HostWorker(const HostTeam& team, int index) : team_(team), index_(index) { start(); }
 
-HostWorker::HostWorker(const HostTeam& team, int index)
-    : team_(team), index_(index), epoch_(static_cast<std::uint32_t>(team.heap.mine<HeapHeader>(0)->epoch) + 1) {}
+void HostWorker::start() { epoch_ = static_cast<std::uint32_t>(team_.heap.mine<HeapHeader>(0)->epoch) + 1; }
 
 bool HostWorker::aborted() const {
   return std::atomic_ref<Word>(team_.heap.mine<HeapHeader>(0)->abort).load(std::memory_order_acquire) != 0;

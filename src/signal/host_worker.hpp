@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "formats/rows.hpp"
@@ -22,7 +23,6 @@ struct Traffic {
   std::uint64_t local_bytes = 0;
   std::uint64_t remote_rows = 0;
   std::uint64_t local_rows = 0;
-  void add(const Traffic& other);
 };
 
 /// What all workers of one rank share during a call.
@@ -50,7 +50,10 @@ class HostWorker {
   const HeapView& heap() const { return team_.heap; }
   std::uint32_t epoch() const { return epoch_; }
   bool live(int rank) const { return team_.live == nullptr || (*team_.live)[static_cast<std::size_t>(rank)]; }
-  const Traffic& traffic() const { return traffic_; }
+  /// Begins a half: takes this rank's epoch anew.
+  void start();
+  /// What was moved since the last call.
+  Traffic take_traffic() { return std::exchange(traffic_, {}); }
 
   bool begin();
   template <class T>
@@ -118,7 +121,7 @@ class HostWorker {
 
   const HostTeam& team_;
   int index_;
-  std::uint32_t epoch_;
+  std::uint32_t epoch_ = 0;
   Traffic traffic_;
   std::vector<float> sum_;
   std::vector<float> widened_;
