@@ -333,19 +333,21 @@ int run_plan(const PlanOptions& options) {
 
 void add_plan(CLI::App& app, int& status) {
   CLI::App* plan = app.add_subcommand("plan", "copies, bytes, buffers, grids and floors of a layer; needs no data");
+  const auto number = [plan](const char* name, auto& value, const char* help) {
+    return plan->add_option(name, value, help)->type_name("N")->check(whole_number);
+  };
   const auto options = std::make_shared<PlanOptions>();
   plan->add_option("--preset", options->preset, "a published model's shape (see --list)")->type_name("NAME");
-  plan->add_option("--hidden", options->hidden, "hidden size, a multiple of 64")->type_name("N");
-  plan->add_option("--intermediate", options->intermediate, "intermediate size of a routed expert, a multiple of 64")
-      ->type_name("N");
-  plan->add_option("--experts", options->experts, "routed experts over all ranks")->type_name("N");
-  plan->add_option("--topk", options->topk, "experts a token")->type_name("N");
-  plan->add_option("--shared", options->shared, "shared experts")->type_name("N");
+  number("--hidden", options->hidden, "hidden size, a multiple of 64");
+  number("--intermediate", options->intermediate, "intermediate size of a routed expert, a multiple of 64");
+  number("--experts", options->experts, "routed experts over all ranks");
+  number("--topk", options->topk, "experts a token");
+  number("--shared", options->shared, "shared experts");
   plan->add_option("--weights", options->weights, fmt::format("weight format: {} (default: the preset's, or bf16)", keys(kinds)))
       ->type_name("KIND");
-  plan->add_option("--ranks", options->ranks, "ranks that share the experts")->type_name("N");
-  plan->add_option("--tokens", options->tokens, "tokens that each rank brings")->type_name("N");
-  plan->add_option("--cap", options->cap, "most tokens that a rank may bring (default: --tokens)")->type_name("N");
+  number("--ranks", options->ranks, "ranks that share the experts");
+  number("--tokens", options->tokens, "tokens that each rank brings");
+  number("--cap", options->cap, "most tokens that a rank may bring (default: --tokens)");
   plan->add_option("--machine", options->machine, "whose SMs and rates to use (see --list)")
       ->type_name("NAME")
       ->capture_default_str();
@@ -355,9 +357,7 @@ void add_plan(CLI::App& app, int& status) {
   plan->add_option("--combine-wire", options->combine_wire, fmt::format("rows of combine: {}", keys(wires)))
       ->type_name("FORMAT")
       ->capture_default_str();
-  plan->add_option("--group", options->group, "values that share a scale on an fp8 wire: 128 or 32")
-      ->type_name("N")
-      ->capture_default_str();
+  number("--group", options->group, "values that share a scale on an fp8 wire: 128 or 32")->capture_default_str();
   plan->add_option("--scale", options->scale, "scale format of an fp8 wire: ue8m0 or f32")
       ->type_name("FORMAT")
       ->capture_default_str();
