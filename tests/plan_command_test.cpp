@@ -124,9 +124,13 @@ TEST_F(PlanCommand, SaysWhenItsOutputIsLost) {
   if (!fs::is_character_file("/dev/full")) {
     GTEST_SKIP() << "/dev/full is not a device here";
   }
-  const Ran ran = run("plan --list 2>&1 >/dev/full");
-  EXPECT_EQ(2, ran.status);
-  EXPECT_EQ(0u, ran.text.find("heddle: cannot write to standard output"));
+  for (const std::string& arguments :
+       {std::string("--version"), std::string("plan --list"), good_}) {  // less and more than a block
+    const Ran ran = run(arguments + " 2>&1 >/dev/full");
+    EXPECT_EQ(2, ran.status) << arguments;
+    EXPECT_EQ(0u, ran.text.find("heddle: cannot write")) << ran.text;
+    EXPECT_EQ(ran.text.size() - 1, ran.text.find('\n')) << "one line: " << ran.text;
+  }
 }
 
 }  // namespace

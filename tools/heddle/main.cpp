@@ -4,9 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <exception>
 #include <string>
 #include <vector>
@@ -48,7 +46,7 @@ int run(CLI::App& app, int argc, char** argv, const int& status) {
   } catch (const heddle::Error& error) {
     return report(error.kind(), error.what());
   } catch (const std::exception& error) {
-    return report(ErrorKind::fault, error.what());
+    return report(std::ferror(stdout) != 0 ? ErrorKind::input : ErrorKind::fault, error.what());
   }
 }
 
@@ -66,8 +64,9 @@ int main(int argc, char** argv) {
   heddle::tool::add_plan(app, status);
 
   status = run(app, argc, argv, status);
-  if (std::fflush(stdout) != 0) {
-    return report(ErrorKind::input, fmt::format("cannot write to standard output: {}", std::strerror(errno)));
+  const bool lost = std::fflush(stdout) != 0 || std::ferror(stdout) != 0;
+  if (lost && status == 0) {
+    return report(ErrorKind::input, "cannot write to standard output; is the disk full, or the pipe closed?");
   }
   return status;
 }
