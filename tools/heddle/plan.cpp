@@ -172,11 +172,12 @@ void print_table(const std::vector<std::vector<std::string>>& rows) {
 }
 
 void print_plan(const PlanOptions& options, const Plan& plan) {
+  const bool guessed = !options.preset.empty() && !options.shared && !find_preset(options.preset).shared_experts;
   const PlanRequest& request = plan.request;
   const LayerShape& shape = request.shape;
-  fmt::print("{}: hidden {}, intermediate {}, {} experts, top-{}, {} shared, {} weights\n",
+  fmt::print("{}: hidden {}, intermediate {}, {} experts, top-{}, {} shared{}, {} weights\n",
              options.preset.empty() ? "layer" : options.preset, shape.hidden, shape.intermediate, shape.experts, shape.topk,
-             request.shared_experts, word_of(kinds, request.weights));
+             request.shared_experts, guessed ? " (not confirmed)" : "", word_of(kinds, request.weights));
   fmt::print("{} ranks, {} tokens a rank, cap {}, wire {}, combine wire {}, machine {} ({} SMs)\n", request.ranks, request.tokens,
              request.cap, word_of(wires, request.wire), word_of(wires, request.combine_wire), request.machine.name,
              request.machine.sms);
