@@ -95,10 +95,16 @@ def expert_rows(expert, rows, options, weights=None):
         return formats.round_to_bf16(matmul(into_gemm(activated, options), expert.down.widen()))
 
 
+def arrived_rows(batch, options):
+    """The hidden states as an expert's rank reads them. An fp8 wire's codes and scales are already what fp8 activations ask for."""
+    wire = "bf16" if options.wire == "fp8" and options.activation == "fp8" else options.wire
+    return formats.over_wire(batch.hidden.astype(np.float64), wire, options.group, options.scale)
+
+
 def pair_results(layer, batch, options):
     """Every (token, choice) of the batch through its expert."""
     tokens, choices = batch.ids.shape
-    arrived = formats.over_wire(batch.hidden.astype(np.float64), options.wire, options.group, options.scale)
+    arrived = arrived_rows(batch, options)
     results = np.zeros((tokens, choices, layer.hidden))
     for number, expert in enumerate(layer.experts):
         token, choice = np.nonzero(batch.ids == number)
