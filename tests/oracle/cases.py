@@ -13,7 +13,7 @@ RANKS = (1, 2, 3, 8)
 
 @dataclass
 class Study:
-    """One layer and batch through several ways and rank counts; every run is checked, and runs that must agree are compared bit for bit."""
+    """One layer and batch through several ways and rank counts; every run is checked, those that must agree bit for bit."""
 
     name: str
     layer: str
@@ -42,8 +42,22 @@ LAYERS = [
     LayerSpec("v3-f32-router", "hf", "fp8_block", 256, 128, 16, router=DEEPSEEK_V3 | {"weight_dtype": "float32"}, config=False),
     LayerSpec("qwen", "qwen", "bf16", 256, 192, 24, shared="bf16", shared_gate=True, router=QWEN, form="folder"),
     LayerSpec("mixtral", "mixtral", "bf16", 320, 256, 8, router=MIXTRAL, form="folder"),
-    LayerSpec("v4-i8", "v4", "mxfp4", 512, 256, 20, shared="fp8_block", block_scale="ue8m0", router=DEEPSEEK_V4, clamp=2.5,
-              form="folder_sharded", prefix="layers.3.", packed_dtype="int8", byte_scale_dtype="e8m0"),
+    LayerSpec(
+        "v4-i8",
+        "v4",
+        "mxfp4",
+        512,
+        256,
+        20,
+        shared="fp8_block",
+        block_scale="ue8m0",
+        router=DEEPSEEK_V4,
+        clamp=2.5,
+        form="folder_sharded",
+        prefix="layers.3.",
+        packed_dtype="int8",
+        byte_scale_dtype="e8m0",
+    ),
     LayerSpec("v4-u8", "v4", "mxfp4", 256, 192, 9, form="file", prefix="", config=False),
     LayerSpec("v4-f4", "v4", "mxfp4", 320, 128, 6, shared="bf16", form="folder", packed_dtype="F4", byte_scale_dtype="e8m0"),
     LayerSpec("v4-fp8-e8m0", "v4", "fp8_block", 384, 192, 6, shared="mxfp4", form="folder", block_scale="ue8m0"),
@@ -84,12 +98,26 @@ STUDIES = [
     Study("fp8 on bf16 weights", "hf-bf16", options={"activation": "fp8"}, ways=("gather", "low_latency"), ranks=(3,)),
     Study("fp8 wire, bf16 act.", "hf-bf16", options={"wire": "fp8"}, ways=("gather", "low_latency"), ranks=(2,)),
     Study("clamp by flag", "hf-fp8", options={"clamp": 1.5}, ways=("gather", "low_latency"), ranks=(2,)),
-    Study("clamp none by flag", "v4-i8", options={"clamp": None}, flags=("--clamp", "none"), ways=("gather", "elastic home"), ranks=(2,)),
+    Study(
+        "clamp none by flag",
+        "v4-i8",
+        options={"clamp": None},
+        flags=("--clamp", "none"),
+        ways=("gather", "elastic home"),
+        ranks=(2,),
+    ),
     Study("clamp in the file, by flag", "v4-i8", options={"clamp": 0.75}, ways=("normal",), ranks=(2,)),
     # Routers, shared experts, namings.
     Study("DeepSeek-V3 router", "v3", topk=0, tokens=40, ways=("gather", "low_latency", "one_sided"), ranks=(1, 8)),
-    Study("router by flags", "v3-f32-router", topk=0, tokens=40, ways=("normal", "elastic home"), ranks=(2,),
-          flags=("--topk", "4", "--score", "sigmoid", "--groups", "4", "--topk-groups", "2", "--route-scale", "2.5", "--renormalise")),
+    Study(
+        "router by flags",
+        "v3-f32-router",
+        topk=0,
+        tokens=40,
+        ways=("normal", "elastic home"),
+        ranks=(2,),
+        flags=("--topk", "4", "--score", "sigmoid", "--groups", "4", "--topk-groups", "2", "--route-scale", "2.5", "--renormalise"),
+    ),
     Study("Qwen, gated shared", "qwen", topk=0, tokens=33, ways=("gather", "low_latency"), ranks=(1, 3)),
     Study("Mixtral router", "mixtral", topk=0, tokens=33, ways=("gather", "low_latency", "elastic rank"), ranks=(2,)),
     Study("ids beside a router", "mixtral", ways=("gather",), ranks=(2,)),
@@ -124,5 +152,11 @@ STUDIES = [
 ]
 
 # Another name of a way, and the way whose bits it must give.
-ALIASES = [("none", "gather"), ("deepep_v2", "elastic rank"), ("flashinfer", "one_sided"), ("pplx", "low_latency"),
-           ("mooncake", "low_latency"), ("nixl", "low_latency")]
+ALIASES = [
+    ("none", "gather"),
+    ("deepep_v2", "elastic rank"),
+    ("flashinfer", "one_sided"),
+    ("pplx", "low_latency"),
+    ("mooncake", "low_latency"),
+    ("nixl", "low_latency"),
+]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-from safetensors import deserialize
+from safetensors import SafetensorError, deserialize
 
 NUMPY_TYPES = {"BF16": ml_dtypes.bfloat16, "F32": np.float32, "I32": np.int32}
 
@@ -16,7 +16,6 @@ NUMPY_TYPES = {"BF16": ml_dtypes.bfloat16, "F32": np.float32, "I32": np.int32}
 @dataclass
 class Result:
     status: int
-    output: str
     errors: str
     tensors: dict  # name: (dtype string, array); empty without a file at --out
     report: object  # what --json wrote, parsed
@@ -29,19 +28,34 @@ class Result:
 
 def read_tensors(path):
     """Every tensor of a safetensors file as (dtype string, array), with types that the package's NumPy front end lacks."""
+    try:
+        views = deserialize(Path(path).read_bytes())
+    except SafetensorError as error:
+        return {"damaged file": (str(error), np.zeros(0))}
     tensors = {}
-    for name, view in deserialize(Path(path).read_bytes()):
+    for name, view in views:
         dtype = NUMPY_TYPES.get(view["dtype"], np.uint8)
         array = np.frombuffer(view["data"], dtype)
         tensors[name] = (view["dtype"], array.reshape(view["shape"]) if view["dtype"] in NUMPY_TYPES else array)
     return tensors
 
 
+def read_json(path):
+    """The parsed file; its text if that is no JSON; None without a file."""
+    if not path.is_file():
+        return None
+    text = path.read_text()
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 class Command:
     """The command under test. Every run writes into a fresh folder, so that leftovers show."""
 
-    def __init__(self, path, scratch, engine=None, timeout=120):
-        self.path, self.scratch, self.timeout = str(path), Path(scratch), timeout
+    def __init__(self, path, scratch, engine=None, timeout=120, environment=None):
+        self.path, self.scratch, self.timeout, self.environment = str(path), Path(scratch), timeout, environment
         self.engine = ["--engine", engine] if engine else []
 
     def run(self, arguments, out=None, with_json=False):
@@ -52,12 +66,13 @@ class Command:
         line = [self.path, "run", *map(str, arguments), *self.engine, "--out", str(target)]
         line += ["--json", str(report)] if with_json else []
         try:
-            done = subprocess.run(line, capture_output=True, text=True, errors="replace", timeout=self.timeout)
-            status, output, errors = done.returncode, done.stdout, done.stderr
+            done = subprocess.run(
+                line, capture_output=True, text=True, errors="replace", timeout=self.timeout, env=self.environment
+            )
+            status, errors = done.returncode, done.stderr
         except subprocess.TimeoutExpired:
-            status, output, errors = -1, "", f"still running after {self.timeout} s"
+            status, errors = -1, f"still running after {self.timeout} s"
         tensors = read_tensors(target) if target.is_file() else {}
-        parsed = json.loads(report.read_text()) if report.is_file() else None
         expected = {target.name, report.name} if status == 0 else set()
         leftovers = sorted(entry.name for entry in folder.iterdir() if entry.name not in expected)
-        return Result(status, output, errors, tensors, parsed, leftovers)
+        return Result(status, errors, tensors, read_json(report), leftovers)

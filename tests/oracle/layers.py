@@ -102,7 +102,9 @@ def _as_e8m0_or_bytes(scales, dtype):
 
 def _stored_v4(weight, spec):
     if weight.kind == "mxfp4":
-        packed = {"F4": F4, "int8": lambda codes: codes.view(np.int8), "uint8": lambda codes: codes}[spec.packed_dtype](weight.codes)
+        packed = {"F4": F4, "int8": lambda codes: codes.view(np.int8), "uint8": lambda codes: codes}[spec.packed_dtype](
+            weight.codes
+        )
         return {".weight": packed, ".scale": _as_e8m0_or_bytes(weight.scales, spec.byte_scale_dtype)}
     if weight.kind == "fp8_block":
         scales = weight.scales.view(E8M0) if weight.scales.dtype == np.uint8 else weight.scales
@@ -245,7 +247,7 @@ def random_hidden(random, tokens, hidden):
 
 
 def random_batch(random, layer, tokens, topk, tokens_per_rank=None, absent=0.1):
-    """A batch with its own routing. About `absent` of the choices are -1 (their weights are junk); the second token has none at all."""
+    """A batch with its own routing. About `absent` of the choices are -1 (with junk weights); the second token has none at all."""
     hidden = random_hidden(random, tokens, layer.hidden)
     experts = len(layer.experts)
     ids = np.argsort(random.random((tokens, experts)), axis=1)[:, :topk].astype(np.int32)

@@ -32,7 +32,7 @@ class Layer:
 
 @dataclass
 class Batch:
-    """hidden bf16 [T, H]; ids int [T, k] and weights f32 [T, k], or None where the router chooses; tokens_per_rank int [R] or None."""
+    """hidden bf16 [T, H]; ids int [T, k] and weights f32 [T, k], None where the router chooses; tokens_per_rank int [R] or None."""
 
     hidden: np.ndarray
     ids: np.ndarray = None
@@ -170,7 +170,7 @@ def shared_result(layer, batch, options):
 
 
 def finish(layer, pairs, shared, options):
-    """Sums, adds the shared expert's result if there is one, and rounds the only time at home. Returns bf16 values as float64 [T, H]."""
+    """Sums, adds the shared expert's result if there is one, and rounds, the only time at home. Returns bf16 values [T, H]."""
     with np.errstate(invalid="ignore"):
         total = sum_slots(pairs, options) if options.sums == "slots" else sum_ranks(pairs, options, len(layer.experts))
         if shared is not None:
@@ -184,7 +184,7 @@ def layer_output(layer, batch, options):
 
 
 def relative_error(actual, expected):
-    """||actual - expected|| / ||expected|| over what is finite in expected; infinite where NaN or infinity stand in other places."""
+    """||actual - expected|| / ||expected|| over what is finite in expected; infinite if NaN or infinity stand elsewhere."""
     actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     finite = np.isfinite(expected)
     if actual.shape != expected.shape or not np.array_equal(finite, np.isfinite(actual)):

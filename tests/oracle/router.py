@@ -7,7 +7,7 @@ import numpy as np
 
 @dataclass
 class Router:
-    """weight [E, H] (bf16 values); bias [E] or None; score: softmax, sigmoid, sqrtsoftplus or softmax_topk (softmax over the k chosen)."""
+    """weight [E, H] (bf16 values); bias [E] or None; score: softmax, sigmoid, sqrtsoftplus or softmax_topk (over the k chosen)."""
 
     weight: np.ndarray
     bias: np.ndarray = None

@@ -12,6 +12,8 @@ import time
 import zlib
 from pathlib import Path
 
+from one_thread import ENVIRONMENT  # first: before NumPy
+
 import numpy as np
 
 import contract
@@ -46,7 +48,9 @@ class Report:
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("command", nargs="?", default="build/heddle", help="the command under test (default: build/heddle)")
-    parser.add_argument("--only", default="", help="a regular expression; run the studies whose name it matches ('contract' and 'aliases' count)")
+    parser.add_argument(
+        "--only", default="", help="a regular expression; run the studies whose name it matches ('contract' and 'aliases' count)"
+    )
     parser.add_argument("--seed", type=int, default=1, help="everything random follows from it (default: 1)")
     parser.add_argument("--engine", help="passed on as --engine")
     parser.add_argument("--keep", type=Path, help="write inputs and outputs here and keep them")
@@ -63,7 +67,7 @@ def run_all(options, scratch):
     for name in ("inputs", "runs"):
         (scratch / name).mkdir(parents=True)
     report = Report(options.verbose)
-    command = Command(options.command, scratch / "runs", options.engine)
+    command = Command(options.command, scratch / "runs", options.engine, environment=ENVIRONMENT)
     runner = Runner(command, Inputs(scratch / "inputs", LAYERS, lambda name: generator(options.seed, name)), report)
     wanted = re.compile(options.only)
     print(f"{'study':<32} {'way':<14} {'runs':>4} {'error':>9} {'bound':>8}  (seed {options.seed})")

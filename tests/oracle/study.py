@@ -12,8 +12,15 @@ from layers import batch_tensors, random_batch, save_layer, save_tensors
 from oracle import Batch, Options
 
 BOUND = {"fp8": 6e-3, "bf16": 4e-3}
-FLAGS = {"activation": "--activation", "group": "--group", "scale": "--scale", "wire": "--wire", "combine_wire": "--combine-wire",
-         "weight_at": "--weight-at", "clamp": "--clamp"}
+FLAGS = {
+    "activation": "--activation",
+    "group": "--group",
+    "scale": "--scale",
+    "wire": "--wire",
+    "combine_wire": "--combine-wire",
+    "weight_at": "--weight-at",
+    "clamp": "--clamp",
+}
 
 
 def split_tokens(split, tokens, ranks):
@@ -146,10 +153,15 @@ class Runner:
             return None
         report.check(f"{where}: leaves nothing else", not result.leftovers, f"left {result.leftovers}")
         if ranks == study.ranks[0]:
-            report.check(f"{where}: --json is one object", isinstance(result.report, dict) and result.report, repr(result.report)[:80])
+            report.check(
+                f"{where}: --json is one object", isinstance(result.report, dict) and result.report, repr(result.report)[:80]
+            )
         choices = study.topk or layer.router.topk
-        shapes = {"output": ("BF16", (study.tokens, layer.hidden)), "topk_ids": ("I32", (study.tokens, choices)),
-                  "topk_weights": ("F32", (study.tokens, choices))}
+        shapes = {
+            "output": ("BF16", (study.tokens, layer.hidden)),
+            "topk_ids": ("I32", (study.tokens, choices)),
+            "topk_weights": ("F32", (study.tokens, choices)),
+        }
         found = {name: (dtype, array.shape) for name, (dtype, array) in result.tensors.items()}
         if not report.check(f"{where}: tensors", found == shapes, f"found {found}, expected {shapes}"):
             return None
@@ -186,8 +198,10 @@ class Runner:
         bound = BOUND[options.activation]
         if not self.report.check(f"{where}: within the bound", error <= bound, f"error {error:.2e}, bound {bound:.0e}"):
             return error
-        others = {"the other sum": {"sums": "ranks" if options.sums == "slots" else "slots"},
-                  "the other place of the weights": {"weight_at": "combine" if options.weight_at == "activation" else "activation"}}
+        others = {
+            "the other sum": {"sums": "ranks" if options.sums == "slots" else "slots"},
+            "the other place of the weights": {"weight_at": "combine" if options.weight_at == "activation" else "activation"},
+        }
         for name, change in others.items():
             other = self.expected.output(study.layer, layer, batch, dataclasses.replace(options, **change))
             distance = oracle.relative_error(other, expected)

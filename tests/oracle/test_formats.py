@@ -1,5 +1,7 @@
 """Every format against a brute-force search for the nearest code, and the group rules by hand."""
 
+import one_thread  # noqa: F401, first: before NumPy
+
 import unittest
 
 import ml_dtypes
@@ -36,7 +38,9 @@ def nearest_code(value, positive_values):
 def probes(positive_values, random):
     """All values, the midpoints, their f32 neighbours on both sides, values beyond the end, random ones; and all negated."""
     values = np.asarray(positive_values)
-    points = np.concatenate([values, (values[1:] + values[:-1]) / 2, values[-1:] * 1.03, values[-1:] * 1.2, [1e5]]).astype(np.float32)
+    points = np.concatenate([values, (values[1:] + values[:-1]) / 2, values[-1:] * 1.03, values[-1:] * 1.2, [1e5]]).astype(
+        np.float32
+    )
     points = np.concatenate([points, np.nextafter(points, np.float32(np.inf)), np.nextafter(points, np.float32(0))])
     scattered = np.exp(random.uniform(np.log(values[1] / 8), np.log(values[-1] * 2), 2000)).astype(np.float32)
     points = np.concatenate([points, scattered])
@@ -118,7 +122,8 @@ class Groups(unittest.TestCase):
         row[0, :4] = [448 * 4, -1.0, 17 * 4, 0.001]
         codes, scales = formats.quantise_e4m3(row)
         self.assertEqual(scales.tolist(), [[4.0]])
-        np.testing.assert_array_equal(formats.widen_e4m3(codes, scales)[0, :4], [1792, -1, 64, 0])  # 17 is a tie of 16 and 18; 0.001/4 is nearest to 0
+        # 17 is a tie of 16 and 18, and goes to 16; 0.001 / 4 is below half the smallest value.
+        np.testing.assert_array_equal(formats.widen_e4m3(codes, scales)[0, :4], [1792, -1, 64, 0])
         row[0, 0] = np.nextafter(np.float32(448 * 4), np.float32(np.inf))
         self.assertEqual(formats.quantise_e4m3(row)[1].tolist(), [[8.0]])
 
@@ -176,7 +181,9 @@ class Groups(unittest.TestCase):
                         self.assertEqual(codes[row, column], expected)
 
     def test_values_that_fit_travel_exactly(self):
-        codes = self.random.integers(0, 0x7F, (4, 256)).astype(np.uint8) | (self.random.integers(0, 2, (4, 256)).astype(np.uint8) << 7)
+        codes = self.random.integers(0, 0x7F, (4, 256)).astype(np.uint8) | (
+            self.random.integers(0, 2, (4, 256)).astype(np.uint8) << 7
+        )
         codes[:, ::128] = 0x7E  # 448: the scale is then the one chosen here
         values = formats.decode_e4m3(codes) * 2.0**-5
         np.testing.assert_array_equal(formats.over_wire(values, "fp8"), values)

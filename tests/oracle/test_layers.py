@@ -1,5 +1,7 @@
 """What layers.py writes, read back with the safetensors package: names, types and shapes of docs/files.md."""
 
+import one_thread  # noqa: F401, first: before NumPy
+
 import json
 import re
 import tempfile
@@ -19,12 +21,28 @@ TABLE = [  # spec, {suffix of expert 1's up or gate: (type, shape)}
     (LayerSpec("fp8", "hf", "fp8_block"), {"up_proj.weight": ("F8_E4M3", [D, H]), "up_proj.weight_scale_inv": ("F32", [2, 2])}),
     (LayerSpec("mixtral", "mixtral", "bf16"), {"w1.weight": ("BF16", [D, H]), "w2.weight": ("BF16", [H, D])}),
     (LayerSpec("i8", "v4", "mxfp4", packed_dtype="int8"), {"w3.weight": ("I8", [D, H // 2]), "w3.scale": ("U8", [D, H // 32])}),
-    (LayerSpec("f4", "v4", "mxfp4", packed_dtype="F4", byte_scale_dtype="e8m0"), {"w3.weight": ("F4", [D, H]), "w3.scale": ("F8_E8M0", [D, H // 32])}),
-    (LayerSpec("v4-fp8", "v4", "fp8_block", block_scale="ue8m0"), {"w1.weight": ("F8_E4M3", [D, H]), "w1.scale": ("F8_E8M0", [2, 2])}),
-    (LayerSpec("nvfp4", "hf", "nvfp4"), {"up_proj.weight": ("U8", [D, H // 2]), "up_proj.weight_scale": ("F8_E4M3", [D, H // 16]), "up_proj.weight_scale_2": ("F32", [])}),
-    (LayerSpec("packed", "hf", "nvfp4_packed", scalar_shape=(1,)), {"up_proj.weight_packed": ("U8", [D, H // 2]), "up_proj.weight_global_scale": ("F32", [1])}),
+    (
+        LayerSpec("f4", "v4", "mxfp4", packed_dtype="F4", byte_scale_dtype="e8m0"),
+        {"w3.weight": ("F4", [D, H]), "w3.scale": ("F8_E8M0", [D, H // 32])},
+    ),
+    (
+        LayerSpec("v4-fp8", "v4", "fp8_block", block_scale="ue8m0"),
+        {"w1.weight": ("F8_E4M3", [D, H]), "w1.scale": ("F8_E8M0", [2, 2])},
+    ),
+    (
+        LayerSpec("nvfp4", "hf", "nvfp4"),
+        {
+            "up_proj.weight": ("U8", [D, H // 2]),
+            "up_proj.weight_scale": ("F8_E4M3", [D, H // 16]),
+            "up_proj.weight_scale_2": ("F32", []),
+        },
+    ),
+    (
+        LayerSpec("packed", "hf", "nvfp4_packed", scalar_shape=(1,)),
+        {"up_proj.weight_packed": ("U8", [D, H // 2]), "up_proj.weight_global_scale": ("F32", [1])},
+    ),
     (LayerSpec("mxfp8", "hf", "mxfp8"), {"up_proj.weight": ("F8_E4M3", [D, H]), "up_proj.weight_scale": ("U8", [D, H // 32])}),
-]  # fmt: skip
+]
 
 
 def contents(path):

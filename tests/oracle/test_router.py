@@ -1,5 +1,7 @@
 """Router scores and top-k by hand."""
 
+import one_thread  # noqa: F401, first: before NumPy
+
 import unittest
 
 import numpy as np
@@ -46,7 +48,9 @@ class Scores(unittest.TestCase):
         rule, hidden = of_logits([[0.0, 25.0, -3.0]], score="sqrtsoftplus", renormalise=False, topk=3)
         ids = router.choose(rule, hidden).ids
         self.assertEqual(ids.tolist(), [[1, 0, 2]])
-        np.testing.assert_allclose(router.weights_of(rule, hidden, ids), [[5.0, np.sqrt(np.log(2)), np.sqrt(np.log1p(np.exp(-3.0)))]])
+        np.testing.assert_allclose(
+            router.weights_of(rule, hidden, ids), [[5.0, np.sqrt(np.log(2)), np.sqrt(np.log1p(np.exp(-3.0)))]]
+        )
 
     def test_ties_go_to_the_lower_id_and_are_not_clear(self):
         rule, hidden = of_logits([[1.0, 2.0, 2.0, 2.0], [1.0, 2.0, 3.0, 0.0]])

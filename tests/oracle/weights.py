@@ -100,7 +100,9 @@ def random_weight(random, kind, rows, columns, deviation, block_scale="f32"):
             scales = (deviation / 100 * np.exp(random.normal(0, 0.5, blocks))).astype(np.float32)
         return Weight(kind, _random_e4m3(random, (rows, columns)), scales)
     if kind == "mxfp8":
-        return Weight(kind, _random_e4m3(random, (rows, columns)), _random_exponents(random, (rows, columns // 32), 2 * deviation, 100))
+        return Weight(
+            kind, _random_e4m3(random, (rows, columns)), _random_exponents(random, (rows, columns // 32), 2 * deviation, 100)
+        )
     packed = formats.pack_e2m1(random.integers(0, 16, (rows, columns)))
     if kind == "mxfp4":
         scales = _random_exponents(random, (rows, columns // 32), 2 * deviation, 3)
