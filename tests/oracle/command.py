@@ -67,7 +67,7 @@ class Command:
         line += ["--json", str(report)] if with_json else []
         try:
             done = subprocess.run(
-                line, capture_output=True, text=True, errors="replace", timeout=self.timeout, env=self.environment
+                line, capture_output=True, text=True, errors="replace", timeout=self.timeout, env=self.environment, check=False
             )
             status, errors = done.returncode, done.stderr
         except subprocess.TimeoutExpired:
