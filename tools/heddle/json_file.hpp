@@ -7,7 +7,7 @@
 namespace heddle::tool {
 
 /// Writes the object beside its final name and renames it: either all of it appears or nothing.
-/// Throws InputError with the system's reason.
+/// A device or a pipe (/dev/stdout) is written directly. Throws InputError with the system's reason.
 void write_json(const std::string& path, const nlohmann::ordered_json& object);
 
 }  // namespace heddle::tool

@@ -1,13 +1,13 @@
 // heddle: the command. Exit status 0 done, 1 a check failed, 2 bad arguments or files, 3 a run-time
 // fault; every error is one line on standard error that begins with "heddle: ".
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <exception>
 #include <string>
+#include <vector>
 
 #include "command.hpp"
 #include "heddle/error.hpp"
@@ -23,10 +23,12 @@ int report(ErrorKind kind, std::string message) {
   return static_cast<int>(kind);
 }
 
-/// The subcommand that was named, if any: its help is the one to point at.
-std::string help_of(const CLI::App& app) {
-  const auto used = app.get_subcommands();
-  return used.empty() ? "heddle --help" : fmt::format("heddle {} --help", used.front()->get_name());
+std::string command_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(command->get_name());
+  }
+  return fmt::format("{}", fmt::join(names, ", "));
 }
 
 int run(CLI::App& app, int argc, char** argv, const int& status) {
@@ -36,11 +38,15 @@ int run(CLI::App& app, int argc, char** argv, const int& status) {
   } catch (const CLI::Success& wanted) {  // --help, --version
     return app.exit(wanted);
   } catch (const CLI::ParseError& error) {
-    return report(ErrorKind::input, fmt::format("{} (see {})", error.what(), help_of(app)));
+    if (const auto used = app.get_subcommands(); !used.empty()) {
+      return report(ErrorKind::input, fmt::format("{} (see heddle {} --help)", error.what(), used.front()->get_name()));
+    }
+    const std::string given = argc > 1 ? fmt::format("unknown command '{}'", argv[1]) : std::string("no command");
+    return report(ErrorKind::input, fmt::format("{}; known are {} (see heddle --help)", given, command_names(app)));
   } catch (const heddle::Error& error) {
     return report(error.kind(), error.what());
   } catch (const std::exception& error) {
-    return report(ErrorKind::fault, error.what());
+    return report(std::ferror(stdout) != 0 ? ErrorKind::input : ErrorKind::fault, error.what());
   }
 }
 
@@ -58,8 +64,9 @@ int main(int argc, char** argv) {
   heddle::tool::add_plan(app, status);
 
   status = run(app, argc, argv, status);
-  if (std::fflush(stdout) != 0) {
-    return report(ErrorKind::input, fmt::format("cannot write to standard output: {}", std::strerror(errno)));
+  const bool lost = std::fflush(stdout) != 0 || std::ferror(stdout) != 0;
+  if (lost && status == 0) {
+    return report(ErrorKind::input, "cannot write to standard output; is the disk full, or the pipe closed?");
   }
   return status;
 }

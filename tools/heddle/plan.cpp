@@ -172,11 +172,12 @@ void print_table(const std::vector<std::vector<std::string>>& rows) {
 }
 
 void print_plan(const PlanOptions& options, const Plan& plan) {
+  const bool guessed = !options.preset.empty() && !options.shared && !find_preset(options.preset).shared_experts;
   const PlanRequest& request = plan.request;
   const LayerShape& shape = request.shape;
-  fmt::print("{}: hidden {}, intermediate {}, {} experts, top-{}, {} shared, {} weights\n",
+  fmt::print("{}: hidden {}, intermediate {}, {} experts, top-{}, {} shared{}, {} weights\n",
              options.preset.empty() ? "layer" : options.preset, shape.hidden, shape.intermediate, shape.experts, shape.topk,
-             request.shared_experts, word_of(kinds, request.weights));
+             request.shared_experts, guessed ? " (not confirmed)" : "", word_of(kinds, request.weights));
   fmt::print("{} ranks, {} tokens a rank, cap {}, wire {}, combine wire {}, machine {} ({} SMs)\n", request.ranks, request.tokens,
              request.cap, word_of(wires, request.wire), word_of(wires, request.combine_wire), request.machine.name,
              request.machine.sms);
@@ -333,19 +334,21 @@ int run_plan(const PlanOptions& options) {
 
 void add_plan(CLI::App& app, int& status) {
   CLI::App* plan = app.add_subcommand("plan", "copies, bytes, buffers, grids and floors of a layer; needs no data");
+  const auto number = [plan](const char* name, auto& value, const char* help) {
+    return plan->add_option(name, value, help)->type_name("N")->check(whole_number);
+  };
   const auto options = std::make_shared<PlanOptions>();
   plan->add_option("--preset", options->preset, "a published model's shape (see --list)")->type_name("NAME");
-  plan->add_option("--hidden", options->hidden, "hidden size, a multiple of 64")->type_name("N");
-  plan->add_option("--intermediate", options->intermediate, "intermediate size of a routed expert, a multiple of 64")
-      ->type_name("N");
-  plan->add_option("--experts", options->experts, "routed experts over all ranks")->type_name("N");
-  plan->add_option("--topk", options->topk, "experts a token")->type_name("N");
-  plan->add_option("--shared", options->shared, "shared experts")->type_name("N");
+  number("--hidden", options->hidden, "hidden size, a multiple of 64");
+  number("--intermediate", options->intermediate, "intermediate size of a routed expert, a multiple of 64");
+  number("--experts", options->experts, "routed experts over all ranks");
+  number("--topk", options->topk, "experts a token");
+  number("--shared", options->shared, "shared experts");
   plan->add_option("--weights", options->weights, fmt::format("weight format: {} (default: the preset's, or bf16)", keys(kinds)))
       ->type_name("KIND");
-  plan->add_option("--ranks", options->ranks, "ranks that share the experts")->type_name("N");
-  plan->add_option("--tokens", options->tokens, "tokens that each rank brings")->type_name("N");
-  plan->add_option("--cap", options->cap, "most tokens that a rank may bring (default: --tokens)")->type_name("N");
+  number("--ranks", options->ranks, "ranks that share the experts");
+  number("--tokens", options->tokens, "tokens that each rank brings");
+  number("--cap", options->cap, "most tokens that a rank may bring (default: --tokens)");
   plan->add_option("--machine", options->machine, "whose SMs and rates to use (see --list)")
       ->type_name("NAME")
       ->capture_default_str();
@@ -355,9 +358,7 @@ void add_plan(CLI::App& app, int& status) {
   plan->add_option("--combine-wire", options->combine_wire, fmt::format("rows of combine: {}", keys(wires)))
       ->type_name("FORMAT")
       ->capture_default_str();
-  plan->add_option("--group", options->group, "values that share a scale on an fp8 wire: 128 or 32")
-      ->type_name("N")
-      ->capture_default_str();
+  number("--group", options->group, "values that share a scale on an fp8 wire: 128 or 32")->capture_default_str();
   plan->add_option("--scale", options->scale, "scale format of an fp8 wire: ue8m0 or f32")
       ->type_name("FORMAT")
       ->capture_default_str();
