@@ -28,7 +28,8 @@ HostExchange::HostExchange(Workspace& workspace, const ExchangeOptions& options,
     throw InputError(fmt::format("way {} needs a workspace of {} bytes a rank, this one has {}", name(options.way),
                                  std::max(areas.end, own.heap_bytes(ranks())), workspace.bytes()));
   }
-  placement_ = {options_.placement.rank_map().data(), options_.placement.local_index_map().data()};
+  for (int r = 0; r < ranks(); ++r) experts_on_.push_back(static_cast<int>(options_.placement.experts_of(r).size()));
+  placement_ = {options_.placement.rank_map().data(), options_.placement.local_index_map().data(), experts_on_.data()};
   local_experts_ = static_cast<int>(options_.placement.experts_of(rank()).size());
   all_gather_.shape = shape_;
   all_gather_.shape.max_local_experts = memory.max_local_experts;

@@ -75,6 +75,7 @@ class HostExchange : public Exchange {
   std::vector<HostWorker> workers_;
   std::function<void()> hook_;
   AllGatherLayout all_gather_;
+  std::vector<int> experts_on_;
   int local_experts_ = 0;
   int most_tokens_ = 0;
 };

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "exchange/host_exchange.hpp"
 #include "exchange/low_latency/protocol.hpp"
 
@@ -14,7 +16,7 @@ class LowLatencyExchange final : public HostExchange {
     const std::size_t room = local * static_cast<std::size_t>(scratch_.block_rows);
     slots_ = Array<std::int32_t>(static_cast<std::size_t>(options.cap) * static_cast<std::size_t>(options.topk));
     sent_ = Array<std::int32_t>(static_cast<std::size_t>(shape_.experts));
-    arrived_ = Array<std::int32_t>(local * static_cast<std::size_t>(ranks()) + 1);
+    arrived_ = Array<std::int32_t>(std::max<std::size_t>(local, 1) * static_cast<std::size_t>(ranks()));
     begins_ = Array<std::int32_t>(local + 1);
     counts_ = Array<std::int32_t>(local + 1);
     rows_ = Array<std::byte>(room * layout_.wire.row_bytes() + 1);
