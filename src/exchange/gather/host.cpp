@@ -45,6 +45,7 @@ class GatherExchange final : public HostExchange {
         rows_ = input.tokens;
         break;
     }
+    count_dispatch();
   }
 
   Arrived dispatch_receive() override {
@@ -71,6 +72,7 @@ class GatherExchange final : public HostExchange {
       run([&](HostWorker& w) {
         return gather_pull(w, layout_, static_cast<std::size_t>(first_), static_cast<std::size_t>(input_.tokens), output.shared, output.out);
       });
+      for (int d = 0; d < ranks(); ++d) count_rows(d, input_.tokens, layout_.returned.reported_bytes());
     }
     finish(output);
   }
@@ -136,6 +138,20 @@ class GatherExchange final : public HostExchange {
              all_gather_rows(w, all_gather_layout(), static_cast<std::size_t>(begin), rows, static_cast<std::size_t>(rows_), slice_.data(),
                              output.all_out);
     });
+    for (int d = 0; d < ranks(); ++d) {
+      count_rows(d, end - begin, layout_.returned.reported_bytes());
+      count_rows(d, end - begin, all_gather_layout().row_bytes());
+    }
+  }
+
+  /// An all-gather pushes the own tokens to all; an all-reduce pulls a share of all rows from all and
+  /// pushes the sums to all.
+  void count_dispatch() {
+    if (mode() == GatherMode::tensor_parallel) return;
+    const int share = rows_ / ranks() + (rank() < rows_ % ranks() ? 1 : 0);
+    for (int d = 0; d < ranks(); ++d) {
+      count_rows(d, mode() == GatherMode::zero_filled ? 2 * share : input_.tokens, layout_.wire.reported_bytes());
+    }
   }
 
   GatherLayout layout_;
