@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -43,6 +44,17 @@ struct LayerOptions {
   int workers = 1;                            ///< protocol threads a rank (host engine)
 };
 
+/// Where a layer's weights come from: a checkpoint, or anything that can hand out experts by id.
+struct LayerSource {
+  LayerShape shape;
+  WeightKind kind = WeightKind::bf16;
+  std::function<ExpertWeights(int)> expert;  ///< views that stay valid as long as the source's owner
+  std::optional<SharedExpert> shared;
+};
+
+/// `checkpoint` must outlive what is made of the source.
+LayerSource source_of(const LayerCheckpoint& checkpoint);
+
 /// One rank's share of a layer: its own experts in local order, and the shared expert.
 struct LayerWeights {
   LayerShape shape;
@@ -51,8 +63,8 @@ struct LayerWeights {
   std::vector<ExpertWeights> experts;
   std::optional<SharedExpert> shared;
 
-  /// Views into `checkpoint`, which must outlive the layer. Reads this rank's experts only.
-  static LayerWeights load(const LayerCheckpoint& checkpoint, const Placement& placement, int rank);
+  /// Views into the source, which must outlive the layer. Asks for this rank's experts only.
+  static LayerWeights load(const LayerSource& source, const Placement& placement, int rank);
 };
 
 /// The exchange that a layer of these weights and options needs. Throws InputError for options that do

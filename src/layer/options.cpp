@@ -31,13 +31,22 @@ void check_shared(const LayerWeights& weights, const LayerOptions& options) {
 
 }  // namespace
 
-LayerWeights LayerWeights::load(const LayerCheckpoint& checkpoint, const Placement& placement, int rank) {
+LayerSource source_of(const LayerCheckpoint& checkpoint) {
+  LayerSource source;
+  source.shape = checkpoint.shape();
+  source.kind = checkpoint.kind();
+  source.expert = [&checkpoint](int id) { return checkpoint.expert(id); };
+  source.shared = checkpoint.shared();
+  return source;
+}
+
+LayerWeights LayerWeights::load(const LayerSource& source, const Placement& placement, int rank) {
   LayerWeights weights;
-  weights.shape = checkpoint.shape();
-  weights.kind = checkpoint.kind();
+  weights.shape = source.shape;
+  weights.kind = source.kind;
   weights.placement = placement;
-  for (const int expert : placement.experts_of(rank)) weights.experts.push_back(checkpoint.expert(expert));
-  weights.shared = checkpoint.shared();
+  for (const int expert : placement.experts_of(rank)) weights.experts.push_back(source.expert(expert));
+  weights.shared = source.shared;
   return weights;
 }
 
