@@ -37,7 +37,8 @@ class Blas {
   }
   double run() {
     const double start = now();
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, size, size, 1.0f, a_.data(), size, b_.data(), size, 0.0f, c_.data(), size);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, size, size, 1.0f, a_.data(), size, b_.data(), size, 0.0f, c_.data(),
+                size);
     return now() - start;
   }
 

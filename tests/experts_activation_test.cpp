@@ -207,8 +207,8 @@ TEST(Activation, QuantisesWhatBf16Rounds) {
   double error = 0;
   double norm = 0;
   for (std::size_t row = 0; row < 7; ++row) {
-    widen_fp8(reinterpret_cast<const std::uint8_t*>(fp8.values.data() + row * width), fp8.scales.data() + row * fp8.step.scale_bytes(), width,
-              fp8.step.quantisation, wide.data());
+    widen_fp8(reinterpret_cast<const std::uint8_t*>(fp8.values.data() + row * width),
+              fp8.scales.data() + row * fp8.step.scale_bytes(), width, fp8.step.quantisation, wide.data());
     for (std::size_t i = 0; i < width; ++i) {
       bf16 value;
       std::memcpy(&value, plain.values.data() + 2 * (row * width + i), 2);

@@ -38,7 +38,8 @@ void widen_e4m3(const std::byte* in, int count, float* out) { widen_e4m3_scaled(
 
 /// The columns of one row, `group` of them sharing a scale whose value a table gives.
 template <int group, int bits>
-[[gnu::always_inline]] inline void widen_groups(const std::byte* values, const std::byte* scales, const float* table, int count, float* out) {
+[[gnu::always_inline]] inline void widen_groups(const std::byte* values, const std::byte* scales, const float* table, int count,
+                                                float* out) {
   const auto widen = [](const std::byte* in, int length, float scale, float* to) __attribute__((always_inline)) {
     if constexpr (bits == 8) {
       widen_e4m3_scaled(in, length, scale, to);
