@@ -47,7 +47,8 @@ std::vector<fs::path> pages() {
 std::vector<std::string> found_in(const std::string& text, const std::string& pattern) {
   const std::regex expression(pattern);
   std::vector<std::string> found;
-  for (auto i = std::sregex_iterator(text.begin(), text.end(), expression); i != std::sregex_iterator(); ++i) found.push_back((*i)[1]);
+  for (auto i = std::sregex_iterator(text.begin(), text.end(), expression); i != std::sregex_iterator(); ++i)
+    found.push_back((*i)[1]);
   return found;
 }
 
@@ -84,7 +85,8 @@ TEST(DocsWords, EveryWordHasARowWithItsTextOnThePageOfItsWay) {
     const fs::path page = page_of(names[i]);
     EXPECT_TRUE(has_row(text_of(page), row)) << page << " has no row that begins with\n" << row;
   }
-  EXPECT_STREQ(word_text(static_cast<WordKind>(names.size())).phase, "unknown phase") << "the header's list was not read to its end";
+  EXPECT_STREQ(word_text(static_cast<WordKind>(names.size())).phase, "unknown phase")
+      << "the header's list was not read to its end";
 }
 
 TEST(DocsWords, EveryFunctionThatPlacesAWordIsNamed) {
