@@ -19,11 +19,14 @@ int lowest(std::uint32_t bits) { return std::countr_zero(bits); }
 int running(const Machine& machine) {
   return machine.step_count() == 0 ? -1 : machine.steps()[static_cast<std::size_t>(machine.step_count() - 1)].worker;
 }
+bool touches_word(const Verb& verb) {
+  return std::any_of(verb.accesses.begin(), verb.accesses.end(), [](const Access& access) { return access.to != Access::To::plain; });
+}
 
 /// Depth first over all choices, by repeating the choices of the last run up to the last that has an alternative left.
 class BoundedStrategy : public Strategy {
  public:
-  explicit BoundedStrategy(int preemptions) : bound_(preemptions) {}
+  BoundedStrategy(int preemptions, bool only_words) : bound_(preemptions), only_words_(only_words) {}
   bool advance() {
     while (!choices_.empty() && choices_.back().taken + 1 == choices_.back().of) choices_.pop_back();
     if (choices_.empty()) return false;
@@ -38,6 +41,7 @@ class BoundedStrategy : public Strategy {
     const int current = running(machine);
     const bool goes_on = current >= 0 && has(enabled, current);
     if (goes_on && bound_ >= 0 && preemptions_ == bound_) return current;
+    if (goes_on && only_words_ && !touches_word(machine.pending(current))) return current;
     int order = take(std::popcount(enabled));
     if (goes_on) {
       if (order == 0) return current;
@@ -61,6 +65,7 @@ class BoundedStrategy : public Strategy {
     return choices_[next_++].taken;
   }
   int bound_;
+  bool only_words_;
   int preemptions_ = 0;
   std::size_t next_ = 0;
   std::vector<Choice> choices_;
@@ -156,6 +161,18 @@ bool run_once(Machine& machine, Strategy& strategy, Report& report) {
   return !report.violation;
 }
 
+/// Run after run until nothing is left, a violation is found, or `most` have been made.
+template <class Searching>
+Report search(Scenario& scenario, Searching& strategy, const std::string& how, std::uint64_t most, const Options& options) {
+  Machine machine(scenario, options);
+  Report report{.how = how};
+  while (run_once(machine, strategy, report)) {
+    report.complete = !strategy.advance();
+    if (report.complete || report.schedules + report.given_up >= most) break;
+  }
+  return report;
+}
+
 }  // namespace
 
 std::string Report::line() const {
@@ -167,25 +184,19 @@ std::string Report::line() const {
 }
 
 Report explore_all(Scenario& scenario, std::uint64_t most, const Options& options) {
-  Machine machine(scenario, options);
   ReducedStrategy strategy;
-  Report report{.how = "all schedules up to equivalence"};
-  while (run_once(machine, strategy, report)) {
-    report.complete = !strategy.advance();
-    if (report.complete || report.schedules + report.given_up >= most) break;
-  }
-  return report;
+  return search(scenario, strategy, "all schedules up to equivalence", most, options);
 }
 
 Report explore_bounded(Scenario& scenario, int preemptions, std::uint64_t most, const Options& options) {
-  Machine machine(scenario, options);
-  BoundedStrategy strategy(preemptions);
-  Report report{.how = preemptions < 0 ? "all schedules" : fmt::format("all schedules with at most {} preemptions", preemptions)};
-  while (run_once(machine, strategy, report)) {
-    report.complete = !strategy.advance();
-    if (report.complete || report.schedules >= most) break;
-  }
-  return report;
+  BoundedStrategy strategy(preemptions, false);
+  const std::string how = preemptions < 0 ? "all schedules" : fmt::format("all schedules with at most {} preemptions", preemptions);
+  return search(scenario, strategy, how, most, options);
+}
+
+Report explore_word_orders(Scenario& scenario, std::uint64_t most, const Options& options) {
+  BoundedStrategy strategy(-1, true);
+  return search(scenario, strategy, "all orders of verbs on words", most, options);
 }
 
 Report explore_random(Scenario& scenario, std::uint64_t seed, std::uint64_t schedules, const Options& options) {

@@ -30,6 +30,9 @@ Report explore_all(Scenario& scenario, std::uint64_t most, const Options& option
 /// without any reduction. A negative bound: every schedule there is.
 Report explore_bounded(Scenario& scenario, int preemptions, std::uint64_t most, const Options& options = {});
 
+/// Every order of the verbs on words, without any reduction: a worker is left only before such a verb.
+Report explore_word_orders(Scenario& scenario, std::uint64_t most, const Options& options = {});
+
 /// Schedules drawn from a seed: one half picks uniformly at every step, the other gives the workers
 /// random priorities that change at a few random steps (which finds bugs that need few switches).
 Report explore_random(Scenario& scenario, std::uint64_t seed, std::uint64_t schedules, const Options& options = {});
