@@ -1,14 +1,24 @@
-// The ways of the round trip behind one interface (DESIGN, "Each way in a line").
+// The ways of the round trip behind one interface (exchange-ways article; docs/ways.md).
+//
+// A round trip is dispatch, the experts, combine. On each rank:
+//   Arrived rows = exchange.dispatch(input, step);   // tokens to the ranks of their experts
+//   ... the experts turn the arrived rows into results ...
+//   exchange.combine(results, {out});                // results home, summed
+// Every rank makes the same calls in the same order, also with no tokens. Host engine: calls return
+// when their half is done; a wait that cannot end becomes a FaultError on every rank.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
+#include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "heddle/experts.hpp"
 #include "heddle/formats.hpp"
+#include "heddle/group.hpp"
 #include "heddle/routing.hpp"
 #include "heddle/shape.hpp"
 
@@ -19,6 +29,142 @@ enum class Way : std::uint8_t { gather, normal, low_latency, elastic, one_sided,
 /// Where a token's results are first summed (elastic): on the expert's rank, or at home from one row a choice.
 enum class Reduce : std::uint8_t { rank, home };
 
+/// How gather brings every token to every rank.
+enum class GatherMode : std::uint8_t {
+  padded,           ///< blocks of the step's largest batch
+  uneven,           ///< exact offsets, after the counts have been exchanged
+  zero_filled,      ///< zero-filled buffers summed by an all-reduce
+  tensor_parallel,  ///< every rank has every token already; nothing is sent, the sum is an all-reduce
+};
+
 std::string_view name(Way way);
+std::string_view name(ArrivedLayout layout);
+
+struct ExchangeOptions {
+  Way way = Way::low_latency;
+  int hidden = 0;
+  int topk = 1;
+  int cap = 0;                 ///< most tokens a rank may bring, in rows
+  Placement placement;         ///< where experts live; its ranks are the group's
+  Wire wire = Wire::fp8;
+  Wire combine_wire = Wire::bf16;
+  Quantisation quantisation;   ///< of fp8 wires, both directions
+  ArrivedLayout arrived = ArrivedLayout::masked;  ///< what the runner wants; see default_layout and allowed_layouts
+  WeightAt weight_at = WeightAt::activation;
+  Reduce reduce = Reduce::rank;     ///< elastic only
+  bool cpu_sync = false;            ///< elastic only: the host waits for the count, outputs get their exact size
+  GatherMode gather = GatherMode::padded;
+  int workers = 1;                  ///< threads a rank in the protocols
+  int queue_rows = 256;             ///< normal only: rows a queue between two ranks holds
+  int chunk_rows = 32;              ///< normal only: rows a publish covers
+  std::vector<std::size_t> extra_payloads;  ///< one_sided only: bytes a row (multiples of 16) of up to three more payloads
+};
+
+/// The layout a way hands over without further copies.
+ArrivedLayout default_layout(Way way);
+/// Can this way hand over that layout?
+bool allows_layout(Way way, ArrivedLayout layout);
+
+/// Heap a way needs in every rank's part, by what it is for. Ways that share a workspace take the
+/// larger of each.
+struct ExchangeMemory {
+  std::size_t dispatch = 0;
+  std::size_t combine = 0;
+  std::size_t outputs = 0;   ///< the all-gather of outputs under tensor-parallel attention
+  int max_local_experts = 0;
+  void include(const ExchangeMemory& other);
+  /// Bytes of a rank's part that holds all of it, header and words included.
+  std::size_t heap_bytes(int ranks) const;
+};
+
+/// Throws InputError with numbers where options do not fit together.
+void check_options(const ExchangeOptions& options);
+ExchangeMemory exchange_memory(const ExchangeOptions& options);
+/// The options as "name=value" lines: what all ranks must agree on (see Workspace).
+std::string describe(const ExchangeOptions& options);
+
+/// One rank's tokens, in ordinary memory that stays as it is until combine has returned.
+struct ExchangeInput {
+  int tokens = 0;                       ///< at most the cap; may be 0
+  const bf16* hidden = nullptr;         ///< [tokens, H]
+  const std::int32_t* ids = nullptr;    ///< [tokens, topk], -1: no expert, no repeats within a token
+  const float* weights = nullptr;       ///< [tokens, topk]
+  std::vector<const std::byte*> extra;  ///< one_sided: [tokens, bytes] for each extra payload
+};
+
+/// What arrived on this rank, valid until the next dispatch. Rows are in wire format.
+struct Arrived {
+  ArrivedLayout layout = ArrivedLayout::routed;
+  Wire wire = Wire::bf16;
+  const std::byte* rows = nullptr;
+  std::size_t row_stride = 0;   ///< bytes between rows
+  int room = 0;                 ///< rows the experts are handed, padding included
+  int received = 0;             ///< rows that came over (this rank's own included)
+  int real = 0;                 ///< pairs of a row and an expert of this rank
+  bool host_waited = false;     ///< did the host wait for a count?
+  double regroup_seconds = 0;   ///< of dispatch_receive: laying arrived rows out for the runner
+  // contiguous and masked: one row a pair
+  const std::int32_t* begins = nullptr;   ///< [local experts]: first row of each expert
+  const std::int32_t* counts = nullptr;   ///< [local experts]
+  const float* row_weights = nullptr;     ///< [room]; only rows of an expert are set
+  int block_rows = 0;                     ///< masked: rows between two experts' blocks
+  // routed
+  const std::int32_t* local_ids = nullptr;  ///< [room, topk], -1: foreign, none or padding
+  const float* weights = nullptr;           ///< [room, topk]
+  bool slots_wanted = false;                ///< routed: results are [room, topk, H], one a choice, instead of sums
+  // one_sided's extra payloads, [room] rows each
+  std::vector<const std::byte*> extra;
+};
+
+/// Where combine leaves the outputs.
+struct CombineOutput {
+  bf16* out = nullptr;               ///< [tokens, H] of this rank
+  const bf16* shared = nullptr;      ///< [tokens, H] added last, before the only rounding (shared expert), or null
+  // Tensor-parallel attention: this rank's tokens are rows [first, first + tokens) of a batch of
+  // `all_tokens` that every rank wants. With GatherMode::tensor_parallel `out` is ignored.
+  bf16* all_out = nullptr;           ///< [all_tokens, H] or null
+  int first = 0;
+  int all_tokens = 0;
+};
+
+/// Rows that this rank pushed to a rank, or pulled from one, and their bytes without padding; local: its
+/// own part. Copies inside a rank (packing, laying out by expert) are not transfers and not counted.
+struct ExchangeTraffic {
+  std::uint64_t remote_bytes = 0;
+  std::uint64_t local_bytes = 0;
+  std::uint64_t remote_rows = 0;
+  std::uint64_t local_rows = 0;
+};
+
+/// One way on one rank. The send and receive halves may be called apart, with other work in between.
+class Exchange {
+ public:
+  virtual ~Exchange() = default;
+  virtual void dispatch_send(const ExchangeInput& input, const Step& step) = 0;
+  virtual Arrived dispatch_receive() = 0;
+  /// Results: contiguous and masked [room, H], one a row; routed [room, H] sums of this rank's experts,
+  /// or [room, topk, H] where slots_wanted.
+  virtual void combine_send(const bf16* results) = 0;
+  virtual void combine_receive(const CombineOutput& output) = 0;
+  /// Traffic since the last call of this function.
+  virtual ExchangeTraffic take_traffic() = 0;
+
+  Arrived dispatch(const ExchangeInput& input, const Step& step) {
+    dispatch_send(input, step);
+    return dispatch_receive();
+  }
+  void combine(const bf16* results, const CombineOutput& output) {
+    combine_send(results);
+    combine_receive(output);
+  }
+};
+
+/// A way over a workspace of at least memory.heap_bytes(ranks), where `memory` includes this way's own
+/// needs and is the same for all ways that share the workspace. Nothing is allocated after this but by
+/// ways whose host waits for exact sizes (normal, elastic with cpu_sync).
+std::unique_ptr<Exchange> create_exchange(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory);
+
+/// Tests only: called before every verb of every worker of this thread's exchanges created afterwards.
+void set_verb_hook(std::function<void()> hook);
 
 }  // namespace heddle

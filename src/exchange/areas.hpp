@@ -3,7 +3,7 @@
 // follow that of another: words carry epochs, and what protects an area protects it whatever the way.
 //
 // Why no area is ever overwritten too early, for every way (two rendezvous a round trip):
-//   D: in dispatch every rank hears from every live rank; C: in combine likewise.
+//   D: in dispatch every rank, also one without tokens or experts, hears from every live rank; C: in combine likewise.
 //   - dispatch area of call n+1 at rank d is written after C of call n, which d enters after its
 //     experts have read what call n left there;
 //   - combine area of call n+1 is written after D of call n+1, which d enters after call n returned;

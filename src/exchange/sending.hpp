@@ -18,10 +18,11 @@ struct SendInput {
   const float* weights = nullptr;       ///< [tokens, topk]
 };
 
-/// The placement as arrays [experts].
+/// The placement as arrays.
 struct PlacementView {
-  const int* rank_of = nullptr;
-  const int* local_index = nullptr;
+  const int* rank_of = nullptr;      ///< [experts]
+  const int* local_index = nullptr;  ///< [experts]
+  const int* experts_on = nullptr;   ///< [ranks]: how many experts each rank holds
 };
 
 /// Does a token have an expert on `rank`?

@@ -8,15 +8,8 @@
 #include <cstring>
 
 #include "formats/group.hpp"
+#include "formats/wide.hpp"
 #include "heddle/error.hpp"
-
-// The element loops below are compiled for wider vectors as well and chosen at load time. Lanes do
-// the same operations in any width, so the bits do not depend on the machine.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(HEDDLE_SANITIZED)
-#define HEDDLE_WIDE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define HEDDLE_WIDE
-#endif
 
 namespace heddle {
 

@@ -17,7 +17,6 @@ WordText word_text(WordKind kind) {
     case WordKind::gather_arrived: return {"gather dispatch", "arrival flag"};
     case WordKind::gather_reduced: return {"gather dispatch", "flag of the summed rows"};
     case WordKind::gather_partial: return {"gather combine", "flag of the partial sums"};
-    case WordKind::gather_summed: return {"gather combine", "flag of the summed slice"};
     case WordKind::normal_count: return {"normal dispatch", "row count"};
     case WordKind::normal_tail: return {"normal dispatch", "queue tail"};
     case WordKind::normal_head: return {"normal dispatch", "queue head"};

@@ -5,15 +5,9 @@
 
 namespace heddle {
 
-void Traffic::add(const Traffic& other) {
-  remote_bytes += other.remote_bytes;
-  local_bytes += other.local_bytes;
-  remote_rows += other.remote_rows;
-  local_rows += other.local_rows;
-}
+HostWorker::HostWorker(const HostTeam& team, int index) : team_(team), index_(index) { start(); }
 
-HostWorker::HostWorker(const HostTeam& team, int index)
-    : team_(team), index_(index), epoch_(static_cast<std::uint32_t>(team.heap.mine<HeapHeader>(0)->epoch) + 1) {}
+void HostWorker::start() { epoch_ = static_cast<std::uint32_t>(team_.heap.mine<HeapHeader>(0)->epoch) + 1; }
 
 bool HostWorker::aborted() const {
   return std::atomic_ref<Word>(team_.heap.mine<HeapHeader>(0)->abort).load(std::memory_order_acquire) != 0;
@@ -28,24 +22,9 @@ void HostWorker::fail(const WordName& name, std::uint64_t expected, std::uint64_
   raise_abort(team_.heap, {name, team_.heap.rank, expected, seen});
 }
 
-void HostWorker::count_row(const void* to, const void* from, std::size_t bytes) {
-  const auto elsewhere = [this](const void* address) {
-    const int owner = team_.heap.owner(address);
-    return owner >= 0 && owner != team_.heap.rank;
-  };
-  if (elsewhere(to) || elsewhere(from)) {
-    traffic_.remote_bytes += bytes;
-    ++traffic_.remote_rows;
-  } else {
-    traffic_.local_bytes += bytes;
-    ++traffic_.local_rows;
-  }
-}
-
 Ticket HostWorker::copy_row(std::byte* to, const std::byte* from, const RowFormat& format) {
   verb();
   std::memcpy(to, from, format.row_bytes());
-  count_row(to, from, format.reported_bytes());
   return {};
 }
 
@@ -76,7 +55,6 @@ void HostWorker::add_words(std::byte* to, const std::byte* from, std::size_t byt
     a += b;
     std::memcpy(to + at, &a, sizeof a);
   }
-  count_row(to, from, bytes);
 }
 
 void HostWorker::publish(Word* word, std::uint32_t value) {
@@ -172,7 +150,6 @@ void HostWorker::add_to_sum(const SumTerm& term, const SumFormat& format) {
   } else {
     for (std::size_t i = 0; i < n; ++i) sum_[i] += widened_[i];
   }
-  count_row(sum_.data(), term.row, format.row.reported_bytes());
 }
 
 void HostWorker::finish_sum(bf16* out, int hidden, const bf16* last) {

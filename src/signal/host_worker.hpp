@@ -16,15 +16,6 @@
 
 namespace heddle {
 
-/// Row bytes this worker moved (without padding), by whether they crossed to another rank.
-struct Traffic {
-  std::uint64_t remote_bytes = 0;
-  std::uint64_t local_bytes = 0;
-  std::uint64_t remote_rows = 0;
-  std::uint64_t local_rows = 0;
-  void add(const Traffic& other);
-};
-
 /// What all workers of one rank share during a call.
 struct HostTeam {
   HeapView heap;
@@ -50,7 +41,8 @@ class HostWorker {
   const HeapView& heap() const { return team_.heap; }
   std::uint32_t epoch() const { return epoch_; }
   bool live(int rank) const { return team_.live == nullptr || (*team_.live)[static_cast<std::size_t>(rank)]; }
-  const Traffic& traffic() const { return traffic_; }
+  /// Begins a half: takes this rank's epoch anew.
+  void start();
 
   bool begin();
   template <class T>
@@ -111,15 +103,13 @@ class HostWorker {
   /// Looks again and again, asleep in between, until `arrived` holds; false on abort or deadline.
   template <class Arrived>
   bool wait(const Word* word, const WordName& name, std::uint64_t expected, Arrived arrived);
-  void count_row(const void* to, const void* from, std::size_t bytes);
   void start_sum(int hidden);
   void add_to_sum(const SumTerm& term, const SumFormat& format);
   void finish_sum(bf16* out, int hidden, const bf16* last);
 
   const HostTeam& team_;
   int index_;
-  std::uint32_t epoch_;
-  Traffic traffic_;
+  std::uint32_t epoch_ = 0;
   std::vector<float> sum_;
   std::vector<float> widened_;
   std::vector<std::byte> staging_;

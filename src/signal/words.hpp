@@ -27,7 +27,6 @@ enum class WordKind : std::uint32_t {
   gather_arrived,
   gather_reduced,
   gather_partial,
-  gather_summed,
   normal_count,
   normal_tail,
   normal_head,

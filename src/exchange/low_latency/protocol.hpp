@@ -11,7 +11,7 @@ namespace heddle {
 struct LowLatencyScratch {
   std::int32_t* slots = nullptr;      ///< [tokens, topk]: number of each pair among this sender's of its expert
   std::int32_t* sent = nullptr;       ///< [experts]: pairs a expert
-  std::int32_t* arrived = nullptr;    ///< [local experts, ranks]: rows of each region
+  std::int32_t* arrived = nullptr;    ///< [local experts (at least 1), ranks]: rows of each region
   // The masked layout that the experts read: rows of expert e at e * block_rows, packed in source order.
   int block_rows = 0;
   std::byte* rows = nullptr;          ///< [local experts, block_rows] in wire format
@@ -51,6 +51,10 @@ bool low_latency_send(W& w, const LowLatencyLayout& layout, const SendInput& inp
     if (!w.live(d)) continue;
     w.publish(heap.at<Word>(d, layout.count_word(placement.local_index[e], heap.rank)), static_cast<std::uint32_t>(scratch.sent[e]));
   }
+  // A rank without experts hears from everybody too: otherwise it could be a call ahead of its peers.
+  for (int d = w.index(); d < heap.ranks; d += w.count()) {
+    if (w.live(d) && placement.experts_on[d] == 0) w.publish(heap.at<Word>(d, layout.count_word(0, heap.rank)), 0);
+  }
   return true;
 }
 
@@ -59,7 +63,8 @@ template <Worker W>
 bool low_latency_receive(W& w, const LowLatencyLayout& layout, int local_experts, const LowLatencyScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
-  for (int region = w.index(); region < local_experts * heap.ranks; region += w.count()) {
+  const int heard = local_experts > 0 ? local_experts : 1;
+  for (int region = w.index(); region < heard * heap.ranks; region += w.count()) {
     const int e = region / heap.ranks;
     const int s = region % heap.ranks;
     std::uint32_t count = 0;

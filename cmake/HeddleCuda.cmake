@@ -1,0 +1,25 @@
+# The CUDA part, compiled ahead of time for CMAKE_CUDA_ARCHITECTURES (the preset `cuda`: 90a).
+enable_language(CUDA)
+if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+  # CMake 3.25.1 (Debian 12) does not know yet that nvcc speaks C++20.
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+  set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+endif()
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+set(CMAKE_CUDA_EXTENSIONS OFF)
+
+# The headers that claim to be one source for host and device, all of them: cuda_check.cu compiles what this list names.
+file(GLOB headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/src src/formats/*.hpp)
+list(TRANSFORM headers REPLACE "(.+)" "#include \"\\1\"")
+list(JOIN headers "\n" HEDDLE_SHARED_INCLUDES)
+configure_file(cmake/shared_headers.hpp.in cuda/shared_headers.hpp @ONLY)
+
+# Kernels lie beside the host code of their room; a file dropped there belongs to the library.
+file(GLOB HEDDLE_CUDA_SOURCES CONFIGURE_DEPENDS src/*/*.cu src/*/*/*.cu)
+add_library(heddle_cuda OBJECT ${HEDDLE_CUDA_SOURCES})
+target_include_directories(heddle_cuda PRIVATE
+  $<TARGET_PROPERTY:heddle,INTERFACE_INCLUDE_DIRECTORIES> ${PROJECT_SOURCE_DIR}/src ${PROJECT_BINARY_DIR}/cuda)
+# Constexpr library functions such as std::bit_cast serve both sides; products and sums are never contracted behind our back.
+target_compile_options(heddle_cuda PRIVATE
+  --expt-relaxed-constexpr -fmad=false --Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Wshadow,-ffp-contract=off)

@@ -1,0 +1,23 @@
+# cmake --install: the library, its public headers, the command, and a package, so that another project can write
+#   find_package(heddle REQUIRED)
+#   target_link_libraries(program PRIVATE heddle::heddle)
+include(CMakePackageConfigHelpers)
+
+set(HEDDLE_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/heddle)
+install(TARGETS heddle EXPORT heddle_targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/heddle DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp")
+install(FILES ${PROJECT_BINARY_DIR}/include/heddle/version.hpp DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/heddle)
+if(TARGET heddle_command)
+  install(TARGETS heddle_command RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
+
+install(EXPORT heddle_targets NAMESPACE heddle:: FILE heddle-targets.cmake DESTINATION ${HEDDLE_PACKAGE_DIR})
+configure_package_config_file(cmake/heddle-config.cmake.in heddle-config.cmake INSTALL_DESTINATION ${HEDDLE_PACKAGE_DIR})
+# Before 1.0 a minor version may change the interface.
+write_basic_package_version_file(heddle-config-version.cmake COMPATIBILITY SameMinorVersion)
+install(FILES
+  ${PROJECT_BINARY_DIR}/heddle-config.cmake
+  ${PROJECT_BINARY_DIR}/heddle-config-version.cmake
+  ${PROJECT_SOURCE_DIR}/cmake/FindOpenBLAS.cmake
+  DESTINATION ${HEDDLE_PACKAGE_DIR})
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

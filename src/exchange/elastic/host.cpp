@@ -1,0 +1,129 @@
+#include <algorithm>
+#include <chrono>
+
+#include "exchange/elastic/protocol.hpp"
+#include "exchange/host_exchange.hpp"
+
+namespace heddle {
+
+namespace {
+
+class ElasticExchange final : public HostExchange {
+ public:
+  ElasticExchange(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory)
+      : HostExchange(workspace, options, memory), layout_(make_layout<ElasticLayout>(options, areas_of(memory, ranks()))) {
+    layout_.reduce = options.reduce;
+    const auto r = static_cast<std::size_t>(ranks());
+    slots_ = Array<std::int32_t>(static_cast<std::size_t>(options.cap) * r);
+    sent_ = Array<std::int32_t>(r);
+    arrived_ = Array<std::int32_t>(r);
+    scratch_.slots = slots_.data();
+    scratch_.sent = sent_.data();
+    scratch_.arrived = arrived_.data();
+    if (!options.cpu_sync) reserve(layout_.region_rows());
+  }
+
+  void dispatch_send(const ExchangeInput& input, const Step& step) override {
+    accept(input, step);
+    run([this](HostWorker& w) { return elastic_send(w, layout_, input_, placement_, scratch_); });
+    for (int d = 0; d < ranks(); ++d) count_rows(d, scratch_.sent[d], layout_.wire.reported_bytes());
+  }
+
+  Arrived dispatch_receive() override {
+    run([this](HostWorker& w) { return elastic_receive(w, layout_, scratch_); });
+    received_ = 0;
+    for (int s = 0; s < ranks(); ++s) received_ += scratch_.arrived[s];
+    // With cpu_sync the host has the count now and makes outputs of the exact size; without it they
+    // have room for the worst case and the rest is marked.
+    if (options_.cpu_sync) reserve(static_cast<std::size_t>(received_));
+    const int room = options_.cpu_sync ? received_ : static_cast<int>(layout_.region_rows());
+    const auto since = std::chrono::steady_clock::now();
+    run([&](HostWorker& w) {
+      if (!elastic_list(w, layout_, by_expert() ? received_ : room, placement_, scratch_)) return false;
+      if (by_expert()) return elastic_expand(w, layout_, scratch_, expanded_.layout(options_, local_experts(), ranks()));
+      return elastic_copy_out(w, layout_, scratch_, rows_.data());
+    });
+    Arrived arrived;
+    arrived.received = received_;
+    arrived.host_waited = options_.cpu_sync;
+    arrived.regroup_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count();
+    if (by_expert()) {
+      expanded_.describe(options_, local_experts(), ranks(), layout_.wire, arrived);
+      return arrived;
+    }
+    arrived.layout = ArrivedLayout::routed;
+    arrived.wire = options_.wire;
+    arrived.rows = rows_.data();
+    arrived.row_stride = layout_.wire.row_bytes();
+    arrived.room = room;
+    arrived.local_ids = local_ids_.data();
+    arrived.weights = weights_.data();
+    arrived.slots_wanted = options_.reduce == Reduce::home;
+    arrived.real = count_pairs(arrived, options_.topk);
+    return arrived;
+  }
+
+  void combine_send(const bf16* results) override {
+    const bool weighted = options_.weight_at == WeightAt::combine;
+    const bool to_sum = by_expert() && options_.reduce == Reduce::rank;
+    const bf16* sums = to_sum ? sums_.data() : results;
+    if (!by_expert()) {
+      // Arrival order: the routed runner's slot of a pair is the pair's own number.
+      for (int pair = 0; pair < received_ * options_.topk; ++pair) places_[static_cast<std::size_t>(pair)] = scratch_.routing.local_ids[pair] < 0 ? -1 : pair;
+    }
+    const std::int32_t* places = by_expert() ? expanded_.places.data() : places_.data();
+    run([&](HostWorker& w) {
+      if (to_sum && !sum_pairs(w, received_, scratch_.routing, places, results, options_.hidden, weighted, sums_.data())) return false;
+      return elastic_return(w, layout_, sums, results, places, scratch_);
+    });
+    for (int s = 0, first = 0; s < ranks(); first += scratch_.arrived[s++]) {
+      const std::int32_t* begin = places + static_cast<std::ptrdiff_t>(first) * options_.topk;
+      const std::int32_t* end = begin + static_cast<std::ptrdiff_t>(scratch_.arrived[s]) * options_.topk;
+      const bool summed = options_.reduce == Reduce::rank;
+      count_rows(s, summed ? scratch_.arrived[s] : std::count_if(begin, end, [](std::int32_t place) { return place >= 0; }),
+                 layout_.returned.reported_bytes());
+    }
+  }
+
+  void combine_receive(const CombineOutput& output) override {
+    const bool weighted = options_.weight_at == WeightAt::combine;
+    run([&](HostWorker& w) { return elastic_collect(w, layout_, input_, placement_, scratch_, weighted, output.shared, output.out); });
+    finish(output);
+  }
+
+ private:
+  bool by_expert() const { return options_.arrived != ArrivedLayout::routed; }
+
+  void reserve(std::size_t rows) {
+    const auto k = static_cast<std::size_t>(options_.topk);
+    home_tokens_ = Array<std::int32_t>(rows + 1);
+    local_ids_ = Array<std::int32_t>(rows * k + 1);
+    weights_ = Array<float>(rows * k + 1);
+    scratch_.home_tokens = home_tokens_.data();
+    scratch_.routing = {options_.topk, local_ids_.data(), weights_.data()};
+    if (by_expert()) {
+      expanded_.reserve(options_, local_experts(), rows, layout_.wire.row_bytes());
+      sums_ = Array<bf16>(rows * static_cast<std::size_t>(options_.hidden) + 1);
+    } else {
+      places_ = Array<std::int32_t>(rows * k + 1);
+      rows_ = Array<std::byte>(rows * layout_.wire.row_bytes() + 1);
+    }
+  }
+
+  ElasticLayout layout_;
+  ElasticScratch scratch_;
+  Array<std::int32_t> slots_, sent_, arrived_, home_tokens_, local_ids_, places_;
+  Array<float> weights_;
+  Array<std::byte> rows_;
+  Array<bf16> sums_;
+  ExpandedRows expanded_;
+  int received_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Exchange> create_elastic(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory) {
+  return std::make_unique<ElasticExchange>(workspace, options, memory);
+}
+
+}  // namespace heddle

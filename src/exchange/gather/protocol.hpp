@@ -1,0 +1,142 @@
+// gather, the protocol (docs/protocols/gather.md). Rows reach every rank by an all-gather (padded blocks,
+// or at exact offsets after the counts have been exchanged) or as the sum of zero-filled buffers; the
+// partial sums come back by pulling. Under tensor-parallel attention nothing is sent, each rank pulls its
+// slice, and all_gather_rows makes an all-reduce of it.
+#pragma once
+
+#include "exchange/gather/layout.hpp"
+#include "exchange/sending.hpp"
+
+namespace heddle {
+
+/// One flag word a peer: publish `value` to all live ranks; gather_hear_all waits for all of theirs.
+template <Worker W, class WordOf>
+void gather_tell_all(W& w, WordOf word_of, std::uint32_t value) {
+  const HeapView& heap = w.heap();
+  for (int d = w.index(); d < heap.ranks; d += w.count()) {
+    if (w.live(d)) w.publish(heap.at<Word>(d, word_of(heap.rank)), value);
+  }
+}
+
+template <Worker W, class WordOf>
+bool gather_hear_all(W& w, WordOf word_of, WordKind kind, std::int32_t* values) {
+  const HeapView& heap = w.heap();
+  for (int s = w.index(); s < heap.ranks; s += w.count()) {
+    std::uint32_t value = 0;
+    if (w.live(s) && !w.acquire(heap.mine<Word>(word_of(s)), {kind, s, -1}, value)) return false;
+    if (values != nullptr) values[s] = static_cast<std::int32_t>(value);
+  }
+  return w.team_barrier();
+}
+
+/// counts[s] = tokens of every rank, so that rows can be laid at exact offsets.
+template <Worker W>
+bool gather_exchange_counts(W& w, const GatherLayout& layout, int tokens, std::int32_t* counts) {
+  if (!w.begin()) return false;
+  const auto word = [&](int peer) { return layout.count_word(peer); };
+  gather_tell_all(w, word, static_cast<std::uint32_t>(tokens));
+  return gather_hear_all(w, word, WordKind::gather_count, counts);
+}
+
+/// Writes one token's record to `to(rank)` for each live rank of [first_rank, last_rank).
+template <Worker W, class To>
+void gather_write_record(W& w, const GatherLayout& layout, const SendInput& input, int token, int first_rank, int last_rank, To to) {
+  const std::size_t list_bytes = static_cast<std::size_t>(input.topk) * sizeof(std::int32_t);
+  const std::byte* row = row_to_send(w, input.hidden + static_cast<std::size_t>(token) * layout.wire.hidden, layout.wire);
+  for (int d = first_rank; d < last_rank; ++d) {
+    if (!w.live(d)) continue;
+    std::byte* record = to(d);
+    w.copy_row(record, row, layout.wire);
+    w.copy_bytes(record + layout.wire.row_bytes(), input.ids + token * input.topk, list_bytes);
+    w.copy_bytes(record + layout.wire.row_bytes() + list_bytes, input.weights + token * input.topk, list_bytes);
+  }
+}
+
+/// All-gather: this rank's records to every rank at rows [first, first + tokens); arrived[s] = tokens of s.
+template <Worker W>
+bool gather_all_gather(W& w, const GatherLayout& layout, std::size_t first, const SendInput& input, std::int32_t* arrived) {
+  if (!w.begin()) return false;
+  const HeapView& heap = w.heap();
+  for (int token = w.index(); token < input.tokens; token += w.count()) {
+    const std::size_t offset = layout.record(first + static_cast<std::size_t>(token));
+    gather_write_record(w, layout, input, token, 0, heap.ranks, [&](int d) { return heap.at<std::byte>(d, offset); });
+  }
+  w.complete_all();
+  if (!w.team_barrier()) return false;
+  const auto word = [&](int peer) { return layout.arrived_word(peer); };
+  gather_tell_all(w, word, static_cast<std::uint32_t>(input.tokens));
+  return gather_hear_all(w, word, WordKind::gather_arrived, arrived);
+}
+
+/// All-reduce of zero-filled buffers of `rows` records: about twice the bytes of a gather. Summed as
+/// integers, since at most one rank's record is not zero: exact for every wire. `zeros` and `sum` are
+/// ordinary memory of one record a worker.
+template <Worker W>
+bool gather_all_reduce(W& w, const GatherLayout& layout, std::size_t rows, std::size_t first, const SendInput& input,
+                       const std::byte* zeros, std::byte* sum) {
+  if (!w.begin()) return false;
+  const HeapView& heap = w.heap();
+  const auto stride = static_cast<std::size_t>(w.count());
+  for (auto row = static_cast<std::size_t>(w.index()); row < rows; row += stride) {
+    auto* own = heap.mine<std::byte>(layout.own_record(row));
+    w.copy_bytes(own, zeros, layout.record_bytes());
+    if (row < first || row >= first + static_cast<std::size_t>(input.tokens)) continue;
+    gather_write_record(w, layout, input, static_cast<int>(row - first), heap.rank, heap.rank + 1, [&](int) { return own; });
+  }
+  w.complete_all();
+  if (!w.team_barrier()) return false;
+  const auto arrived = [&](int peer) { return layout.arrived_word(peer); };
+  gather_tell_all(w, arrived, 1);
+  if (!gather_hear_all(w, arrived, WordKind::gather_arrived, nullptr)) return false;
+  for (auto row = static_cast<std::size_t>(heap.rank); row < rows; row += static_cast<std::size_t>(heap.ranks)) {
+    if ((row / static_cast<std::size_t>(heap.ranks)) % stride != static_cast<std::size_t>(w.index())) continue;
+    w.copy_bytes(sum, zeros, layout.record_bytes());
+    for (int s = 0; s < heap.ranks; ++s) {
+      if (w.live(s)) w.add_words(sum, heap.at<std::byte>(s, layout.own_record(row)), layout.record_bytes());
+    }
+    for (int d = 0; d < heap.ranks; ++d) {
+      if (!w.live(d)) continue;
+      auto* record = heap.at<std::byte>(d, layout.record(row));
+      w.copy_row(record, sum, layout.wire);
+      w.copy_bytes(record + layout.wire.row_bytes(), sum + layout.wire.row_bytes(), routing_bytes(layout.shape.topk));
+    }
+    w.complete_all();
+  }
+  if (!w.team_barrier()) return false;
+  const auto reduced = [&](int peer) { return layout.reduced_word(peer); };
+  gather_tell_all(w, reduced, 1);
+  return gather_hear_all(w, reduced, WordKind::gather_reduced, nullptr);
+}
+
+/// results [rows, H]: this rank's partial sums of all rows, laid out for the others to pull.
+template <Worker W>
+bool gather_offer(W& w, const GatherLayout& layout, std::size_t rows, const bf16* results) {
+  if (!w.begin()) return false;
+  const HeapView& heap = w.heap();
+  for (auto row = static_cast<std::size_t>(w.index()); row < rows; row += static_cast<std::size_t>(w.count())) {
+    const std::byte* bytes = row_to_send(w, results + row * static_cast<std::size_t>(layout.returned.hidden), layout.returned);
+    w.copy_row(heap.mine<std::byte>(layout.partial(row)), bytes, layout.returned);
+  }
+  w.complete_all();
+  if (!w.team_barrier()) return false;
+  gather_tell_all(w, [&](int peer) { return layout.partial_word(peer); }, 1);
+  return true;
+}
+
+/// out [rows, H] = sum over ranks, ascending, of their partial sums of rows [first, first + rows).
+template <Worker W>
+bool gather_pull(W& w, const GatherLayout& layout, std::size_t first, std::size_t rows, const bf16* last, bf16* out) {
+  if (!w.begin()) return false;
+  const HeapView& heap = w.heap();
+  if (!gather_hear_all(w, [&](int peer) { return layout.partial_word(peer); }, WordKind::gather_partial, nullptr)) return false;
+  const auto hidden = static_cast<std::size_t>(layout.returned.hidden);
+  for (auto row = static_cast<std::size_t>(w.index()); row < rows; row += static_cast<std::size_t>(w.count())) {
+    const auto term = [&](int d) {
+      return w.live(d) ? SumTerm{heap.at<std::byte>(d, layout.partial(first + row))} : SumTerm{};
+    };
+    w.reduce_rows(out + row * hidden, heap.ranks, term, SumFormat{layout.returned, false}, last == nullptr ? nullptr : last + row * hidden);
+  }
+  return w.team_barrier();
+}
+
+}  // namespace heddle

@@ -1,0 +1,159 @@
+#include "exchange/host_exchange.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+namespace heddle {
+
+namespace {
+std::function<void()>& verb_hook() {
+  static std::function<void()> hook;
+  return hook;
+}
+}  // namespace
+
+void set_verb_hook(std::function<void()> hook) { verb_hook() = std::move(hook); }
+
+HostExchange::HostExchange(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory)
+    : workspace_(workspace), options_(options), shape_(shape_of(options)), hook_(verb_hook()) {
+  if (ranks() != workspace.group().ranks()) {
+    throw InputError(fmt::format("the placement is for {} ranks, the group has {}", ranks(), workspace.group().ranks()));
+  }
+  const Areas areas = areas_of(memory, ranks());
+  const ExchangeMemory own = exchange_memory(options);
+  if (areas.end > workspace.bytes() || own.dispatch > memory.dispatch || own.combine > memory.combine || own.outputs > memory.outputs ||
+      own.max_local_experts > memory.max_local_experts) {
+    throw InputError(fmt::format("way {} needs a workspace of {} bytes a rank, this one has {}", name(options.way),
+                                 std::max(areas.end, own.heap_bytes(ranks())), workspace.bytes()));
+  }
+  for (int r = 0; r < ranks(); ++r) experts_on_.push_back(static_cast<int>(options_.placement.experts_of(r).size()));
+  placement_ = {options_.placement.rank_map().data(), options_.placement.local_index_map().data(), experts_on_.data()};
+  local_experts_ = static_cast<int>(options_.placement.experts_of(rank()).size());
+  all_gather_.shape = shape_;
+  all_gather_.shape.max_local_experts = memory.max_local_experts;
+  all_gather_.hidden = options_.hidden;
+  all_gather_.areas = areas;
+  most_tokens_ = options_.gather == GatherMode::tensor_parallel && options_.way == Way::gather ? ranks() * options_.cap : options_.cap;
+  team_ = {workspace.view(), options_.workers, workspace.group().deadline(), &workspace.live(), 0, hook_ ? &hook_ : nullptr};
+  // Spinning pays only while every worker has a core of its own.
+  if (ranks() * options_.workers <= static_cast<int>(std::thread::hardware_concurrency())) team_.spins = 200;
+  for (int i = 0; i < options_.workers; ++i) workers_.emplace_back(team_, i);
+}
+
+void HostExchange::run(const Half& half) {
+  team_.deadline = workspace_.group().deadline();
+  std::vector<char> done(workers_.size(), 0);
+  const auto work = [&](std::size_t i) {
+    workers_[i].start();
+    done[i] = half(workers_[i]) ? 1 : 0;
+  };
+  std::vector<std::thread> threads;
+  for (std::size_t i = 1; i < workers_.size(); ++i) threads.emplace_back(work, i);
+  work(0);
+  for (auto& thread : threads) thread.join();
+  if (std::find(done.begin(), done.end(), 0) != done.end()) workspace_.throw_if_aborted();
+}
+
+void HostExchange::accept(const ExchangeInput& input, const Step& step) {
+  workspace_.throw_if_aborted();
+  if (step.max_tokens > most_tokens_) {
+    throw InputError(fmt::format("way {}: the step's largest batch is {} rows, the cap is {}; create the layer with a cap of at least {}",
+                                 name(options_.way), step.max_tokens, most_tokens_, step.max_tokens));
+  }
+  const auto only_here = [this](const InputError& error, int expected, int seen) {
+    workspace_.refuse(static_cast<std::uint64_t>(expected), static_cast<std::uint64_t>(seen));
+    throw InputError(error);
+  };
+  if (input.tokens < 0 || input.tokens > step.max_tokens) {
+    only_here(InputError(fmt::format("rank {} brings {} tokens, the step says at most {}", rank(), input.tokens, step.max_tokens)),
+              step.max_tokens, input.tokens);
+  }
+  try {
+    check_choices({input.ids, static_cast<std::size_t>(input.tokens) * static_cast<std::size_t>(options_.topk)}, input.tokens, options_.topk,
+                  shape_.experts);
+    if (input.extra.size() != options_.extra_payloads.size()) {
+      throw InputError(fmt::format("{} extra payloads were given, {} announced", input.extra.size(), options_.extra_payloads.size()));
+    }
+  } catch (const InputError& error) {
+    only_here(error, 0, 0);
+  }
+  offered_ = input;
+  step_ = step;
+  input_ = {input.tokens, options_.topk, input.hidden, input.ids, input.weights};
+}
+
+void HostExchange::finish(const CombineOutput& output) {
+  const bool tensor_parallel = options_.way == Way::gather && options_.gather == GatherMode::tensor_parallel;
+  run([&](HostWorker& w) {
+    if (output.all_out != nullptr && !tensor_parallel &&
+        !all_gather_rows(w, all_gather_, static_cast<std::size_t>(output.first), static_cast<std::size_t>(input_.tokens),
+                         static_cast<std::size_t>(output.all_tokens), output.out, output.all_out)) {
+      return false;
+    }
+    if (!w.team_barrier()) return false;
+    if (w.index() == 0) w.finish_epoch();
+    return true;
+  });
+  for (int d = 0; output.all_out != nullptr && !tensor_parallel && d < ranks(); ++d) count_rows(d, input_.tokens, all_gather_.row_bytes());
+}
+
+void HostExchange::count_rows(int peer, std::int64_t rows, std::size_t bytes_a_row) {
+  if (!workspace_.live()[static_cast<std::size_t>(peer)]) return;
+  const auto n = static_cast<std::uint64_t>(rows);
+  (peer == rank() ? traffic_.local_rows : traffic_.remote_rows) += n;
+  (peer == rank() ? traffic_.local_bytes : traffic_.remote_bytes) += n * bytes_a_row;
+}
+
+ExchangeTraffic HostExchange::take_traffic() { return std::exchange(traffic_, {}); }
+
+int count_pairs(const Arrived& arrived, int topk) {
+  const std::int32_t* begin = arrived.local_ids;
+  return static_cast<int>(std::count_if(begin, begin + static_cast<std::ptrdiff_t>(arrived.room) * topk, [](std::int32_t id) { return id >= 0; }));
+}
+
+void ExpandedRows::reserve(const ExchangeOptions& options, int experts, std::size_t rows_arrived, std::size_t row_bytes) {
+  const auto local = static_cast<std::size_t>(experts);
+  const auto pairs_a_row = std::min<std::size_t>(static_cast<std::size_t>(options.topk), local);
+  if (options.arrived == ArrivedLayout::masked) {
+    // A row comes at most once to an expert.
+    room = local * static_cast<std::size_t>(options.placement.ranks()) * static_cast<std::size_t>(options.cap);
+  } else {
+    room = rows_arrived * pairs_a_row + local * 127;
+    room = (room + 127) / 128 * 128;
+  }
+  begins = Array<std::int32_t>(local + 1);
+  counts = Array<std::int32_t>(local + 1);
+  places = Array<std::int32_t>(rows_arrived * static_cast<std::size_t>(options.topk) + 1);
+  row_weights = Array<float>(room + 1);
+  rows = Array<std::byte>(room * row_bytes + 1);
+}
+
+ExpertLayout ExpandedRows::layout(const ExchangeOptions& options, int experts, int group_ranks) const {
+  ExpertLayout to;
+  to.local_experts = experts;
+  to.block_rows = options.arrived == ArrivedLayout::masked ? group_ranks * options.cap : 0;
+  to.begins = begins.data();
+  to.counts = counts.data();
+  to.places = places.data();
+  to.row_weights = row_weights.data();
+  to.rows = rows.data();
+  return to;
+}
+
+void ExpandedRows::describe(const ExchangeOptions& options, int experts, int group_ranks, const RowFormat& format, Arrived& arrived) const {
+  arrived.layout = options.arrived;
+  arrived.wire = options.wire;
+  arrived.rows = rows.data();
+  arrived.row_stride = format.row_bytes();
+  arrived.room = static_cast<int>(room);
+  arrived.begins = begins.data();
+  arrived.counts = counts.data();
+  arrived.row_weights = row_weights.data();
+  arrived.block_rows = options.arrived == ArrivedLayout::masked ? group_ranks * options.cap : 0;
+  for (int e = 0; e < experts; ++e) arrived.real += counts[static_cast<std::size_t>(e)];
+}
+
+}  // namespace heddle

@@ -1,0 +1,109 @@
+// What the five ways share on the host: workers, checks of the input, the options as layouts need them.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "exchange/all_gather.hpp"
+#include "exchange/arrivals.hpp"
+#include "exchange/sending.hpp"
+#include "heddle/exchange.hpp"
+#include "signal/host_worker.hpp"
+
+namespace heddle {
+
+/// An array that is not touched before it is used, so that room for the worst case costs no pages.
+template <class T>
+class Array {
+ public:
+  Array() = default;
+  explicit Array(std::size_t size) : values_(std::make_unique_for_overwrite<T[]>(size)) {}
+  T* data() const { return values_.get(); }
+  T& operator[](std::size_t i) const { return values_[i]; }
+
+ private:
+  std::unique_ptr<T[]> values_;
+};
+
+ExchangeShape shape_of(const ExchangeOptions& options);
+RowFormat wire_format(const ExchangeOptions& options);
+RowFormat returned_format(const ExchangeOptions& options);
+Areas areas_of(const ExchangeMemory& memory, int ranks);
+
+/// A way's layout with `areas` filled in.
+template <class Layout>
+Layout make_layout(const ExchangeOptions& options, const Areas& areas) {
+  Layout layout;
+  layout.shape = shape_of(options);
+  layout.wire = wire_format(options);
+  layout.returned = returned_format(options);
+  layout.areas = areas;
+  return layout;
+}
+
+class HostExchange : public Exchange {
+ public:
+  HostExchange(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory);
+  ExchangeTraffic take_traffic() override;
+
+ protected:
+  using Half = std::function<bool(HostWorker&)>;
+  /// Runs a half on all workers; throws the fault if one gave up.
+  void run(const Half& half);
+  /// Checks the input before anything is written. What all ranks see alike is thrown alike; what only
+  /// this rank sees also ends the others' waits.
+  void accept(const ExchangeInput& input, const Step& step);
+  /// Notes rows that this rank pushed to `peer`, or pulled from it.
+  void count_rows(int peer, std::int64_t rows, std::size_t bytes_a_row);
+  /// Shares the outputs where that is wanted and ends the call: after this the next one may begin.
+  void finish(const CombineOutput& output);
+
+  int ranks() const { return shape_.ranks; }
+  int rank() const { return workspace_.view().rank; }
+  int local_experts() const { return local_experts_; }
+  const AllGatherLayout& all_gather_layout() const { return all_gather_; }
+
+  Workspace& workspace_;
+  ExchangeOptions options_;
+  ExchangeShape shape_;
+  PlacementView placement_;
+  SendInput input_;
+  ExchangeInput offered_;
+  Step step_;
+
+ private:
+  HostTeam team_;
+  std::vector<HostWorker> workers_;
+  std::function<void()> hook_;
+  AllGatherLayout all_gather_;
+  std::vector<int> experts_on_;
+  ExchangeTraffic traffic_;
+  int local_experts_ = 0;
+  int most_tokens_ = 0;
+};
+
+/// Rows laid out by expert in this rank's ordinary memory, and the pair bookkeeping that goes with it.
+struct ExpandedRows {
+  Array<std::int32_t> begins, counts, places;
+  Array<float> row_weights;
+  Array<std::byte> rows;
+  std::size_t room = 0;
+
+  /// Room for `rows_arrived` rows of a rank with `local_experts` experts.
+  void reserve(const ExchangeOptions& options, int local_experts, std::size_t rows_arrived, std::size_t row_bytes);
+  ExpertLayout layout(const ExchangeOptions& options, int local_experts, int ranks) const;
+  /// Fills the by-expert fields of what arrived.
+  void describe(const ExchangeOptions& options, int local_experts, int ranks, const RowFormat& format, Arrived& arrived) const;
+};
+
+/// Pairs of a row and one of this rank's experts among routed rows.
+int count_pairs(const Arrived& arrived, int topk);
+
+std::unique_ptr<Exchange> create_gather(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory);
+std::unique_ptr<Exchange> create_normal(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory);
+std::unique_ptr<Exchange> create_low_latency(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory);
+std::unique_ptr<Exchange> create_elastic(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory);
+std::unique_ptr<Exchange> create_one_sided(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory);
+
+}  // namespace heddle

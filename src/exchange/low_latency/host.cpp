@@ -1,0 +1,86 @@
+#include <algorithm>
+
+#include "exchange/host_exchange.hpp"
+#include "exchange/low_latency/protocol.hpp"
+
+namespace heddle {
+
+namespace {
+
+class LowLatencyExchange final : public HostExchange {
+ public:
+  LowLatencyExchange(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory)
+      : HostExchange(workspace, options, memory), layout_(make_layout<LowLatencyLayout>(options, areas_of(memory, ranks()))) {
+    const auto local = static_cast<std::size_t>(local_experts());
+    scratch_.block_rows = ranks() * options.cap;
+    const std::size_t room = local * static_cast<std::size_t>(scratch_.block_rows);
+    slots_ = Array<std::int32_t>(static_cast<std::size_t>(options.cap) * static_cast<std::size_t>(options.topk));
+    sent_ = Array<std::int32_t>(static_cast<std::size_t>(shape_.experts));
+    arrived_ = Array<std::int32_t>(std::max<std::size_t>(local, 1) * static_cast<std::size_t>(ranks()));
+    begins_ = Array<std::int32_t>(local + 1);
+    counts_ = Array<std::int32_t>(local + 1);
+    rows_ = Array<std::byte>(room * layout_.wire.row_bytes() + 1);
+    origins_ = Array<PairOrigin>(room + 1);
+    weights_ = Array<float>(room + 1);
+    for (int e = 0; e < local_experts(); ++e) begins_[static_cast<std::size_t>(e)] = e * scratch_.block_rows;
+    scratch_.slots = slots_.data();
+    scratch_.sent = sent_.data();
+    scratch_.arrived = arrived_.data();
+    scratch_.rows = rows_.data();
+    scratch_.origins = origins_.data();
+    scratch_.weights = weights_.data();
+    scratch_.counts = counts_.data();
+  }
+
+  void dispatch_send(const ExchangeInput& input, const Step& step) override {
+    accept(input, step);
+    run([this](HostWorker& w) { return low_latency_send(w, layout_, input_, placement_, scratch_); });
+    for (int e = 0; e < shape_.experts; ++e) count_rows(placement_.rank_of[e], scratch_.sent[e], layout_.wire.reported_bytes());
+  }
+
+  Arrived dispatch_receive() override {
+    run([this](HostWorker& w) { return low_latency_receive(w, layout_, local_experts(), scratch_); });
+    Arrived arrived;
+    arrived.layout = ArrivedLayout::masked;
+    arrived.wire = options_.wire;
+    arrived.rows = rows_.data();
+    arrived.row_stride = layout_.wire.row_bytes();
+    arrived.room = local_experts() * scratch_.block_rows;
+    arrived.begins = begins_.data();
+    arrived.counts = counts_.data();
+    arrived.row_weights = weights_.data();
+    arrived.block_rows = scratch_.block_rows;
+    for (int e = 0; e < local_experts(); ++e) arrived.real += scratch_.counts[e];
+    arrived.received = arrived.real;
+    return arrived;
+  }
+
+  void combine_send(const bf16* results) override {
+    run([&](HostWorker& w) { return low_latency_return(w, layout_, local_experts(), results, scratch_); });
+    for (int region = 0; region < local_experts() * ranks(); ++region) {
+      count_rows(region % ranks(), scratch_.arrived[region], layout_.returned.reported_bytes());
+    }
+  }
+
+  void combine_receive(const CombineOutput& output) override {
+    const bool weighted = options_.weight_at == WeightAt::combine;
+    run([&](HostWorker& w) { return low_latency_collect(w, layout_, input_, placement_, weighted, output.shared, output.out); });
+    finish(output);
+  }
+
+ private:
+  LowLatencyLayout layout_;
+  LowLatencyScratch scratch_;
+  Array<std::int32_t> slots_, sent_, arrived_, begins_, counts_;
+  Array<std::byte> rows_;
+  Array<PairOrigin> origins_;
+  Array<float> weights_;
+};
+
+}  // namespace
+
+std::unique_ptr<Exchange> create_low_latency(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory) {
+  return std::make_unique<LowLatencyExchange>(workspace, options, memory);
+}
+
+}  // namespace heddle

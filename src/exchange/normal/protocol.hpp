@@ -1,0 +1,207 @@
+// normal, the protocol (docs/protocols/normal.md). Counts are exchanged first and the host reads them;
+// then each worker moves rows for its share of the peers in both directions, never blocking in one while
+// the other could go on, so bounded queues cannot deadlock whatever the routing.
+#pragma once
+
+#include "exchange/arrivals.hpp"
+#include "exchange/normal/layout.hpp"
+
+namespace heddle {
+
+/// How far the two directions with one peer are.
+struct NormalProgress {
+  std::uint32_t sent = 0;   ///< rows pushed to the peer
+  std::uint32_t taken = 0;  ///< rows taken from the peer
+  std::int32_t cursor = 0;  ///< next token (dispatch) to look at
+  bool told = false;        ///< a tail has been published, if only that of an empty queue
+};
+
+/// Ordinary memory of one rank for a round trip.
+struct NormalScratch {
+  std::int32_t* slots = nullptr;       ///< [tokens, ranks]
+  std::int32_t* sent = nullptr;        ///< [ranks]: rows to each rank
+  std::int32_t* arrived = nullptr;     ///< [ranks]: rows from each rank
+  const std::byte* rows_to_send = nullptr;  ///< [tokens] wire rows (the hidden states themselves with a bf16 wire)
+  NormalProgress* progress = nullptr;  ///< [ranks]
+};
+
+/// Tells every rank how many rows will come; after it the host knows the exact sizes.
+template <Worker W>
+bool normal_exchange_counts(W& w, const NormalLayout& layout, const SendInput& input, const PlacementView& placement,
+                            const NormalScratch& scratch) {
+  if (!w.begin()) return false;
+  const HeapView& heap = w.heap();
+  number_rows_by_rank(w, input, placement, scratch.slots, scratch.sent);
+  for (int d = w.index(); d < heap.ranks; d += w.count()) {
+    if (w.live(d)) w.publish(heap.at<Word>(d, layout.count_word(heap.rank)), static_cast<std::uint32_t>(scratch.sent[d]));
+  }
+  for (int s = w.index(); s < heap.ranks; s += w.count()) {
+    std::uint32_t count = 0;
+    if (w.live(s) && !w.acquire(heap.mine<Word>(layout.count_word(s)), {WordKind::normal_count, s, -1}, count)) return false;
+    scratch.arrived[s] = static_cast<std::int32_t>(count);
+  }
+  return w.team_barrier();
+}
+
+/// The words and sizes of one direction pair, so that dispatch and combine share one mover.
+struct NormalFlow {
+  WordKind tail_kind = WordKind::normal_tail;
+  WordKind head_kind = WordKind::normal_head;
+  int chunk_rows = 1;
+  int queue_rows = 1;
+};
+
+/// Pushes up to a chunk to one peer if its queue has room. push(number) writes row `number` into the queue.
+template <Worker W, class Push>
+bool push_chunk(W& w, const NormalFlow& flow, Word* tail, const Word* head, std::uint32_t total, NormalProgress& progress, Push push) {
+  if (progress.sent == total && progress.told) return false;
+  std::uint32_t taken = 0;
+  if (!w.peek(head, taken)) taken = 0;
+  const std::uint32_t room = static_cast<std::uint32_t>(flow.queue_rows) - (progress.sent - taken);
+  std::uint32_t rows = total - progress.sent;
+  if (rows > room) rows = room;
+  if (rows > static_cast<std::uint32_t>(flow.chunk_rows)) rows = static_cast<std::uint32_t>(flow.chunk_rows);
+  if (rows == 0 && (progress.told || total != 0)) return false;
+  for (std::uint32_t i = 0; i < rows; ++i) push(progress.sent + i);
+  w.complete_all();
+  progress.sent += rows;
+  progress.told = true;
+  w.publish(tail, progress.sent);
+  return true;
+}
+
+/// Takes what one peer has published. take(number) copies row `number` out of the queue.
+template <Worker W, class Take>
+bool take_rows(W& w, const Word* tail, Word* head, std::uint32_t total, NormalProgress& progress, bool& heard, Take take) {
+  std::uint32_t there = 0;
+  if (heard && progress.taken == total) return false;
+  if (!w.peek(tail, there)) return false;
+  const bool first = !heard;
+  heard = true;
+  if (there == progress.taken) return first;
+  for (std::uint32_t number = progress.taken; number < there; ++number) take(number);
+  w.complete_all();
+  progress.taken = there;
+  w.publish(head, progress.taken);
+  return true;
+}
+
+/// Moves both directions with this worker's peers until all is sent and taken. `totals_*` are [ranks];
+/// `heard` [ranks] is ordinary memory. Addresses: tail/head words by peer; push(peer, number), take(peer, number).
+template <Worker W, class Words, class Push, class Take>
+bool move_rows(W& w, const NormalFlow& flow, const Words& words, const std::int32_t* to_send, const std::int32_t* to_take,
+               NormalProgress* progress, bool* heard, Push push, Take take) {
+  const int ranks = w.heap().ranks;
+  for (int p = w.index(); p < ranks; p += w.count()) {
+    progress[p] = {};
+    heard[p] = false;
+  }
+  auto patience = w.look();
+  for (;;) {
+    bool moved = false;
+    int waiting_for = -1;
+    for (int p = w.index(); p < ranks; p += w.count()) {
+      if (!w.live(p)) continue;
+      const auto send = static_cast<std::uint32_t>(to_send[p]);
+      const auto receive = static_cast<std::uint32_t>(to_take[p]);
+      moved |= push_chunk(w, flow, words.their_tail(p), words.my_head(p), send, progress[p], [&](std::uint32_t number) { push(p, number); });
+      moved |= take_rows(w, words.my_tail(p), words.their_head(p), receive, progress[p], heard[p], [&](std::uint32_t number) { take(p, number); });
+      if (progress[p].sent < send || progress[p].taken < receive || !heard[p]) waiting_for = p;
+    }
+    if (waiting_for < 0) return w.team_barrier();
+    if (moved) {
+      patience = w.look();
+      continue;
+    }
+    const NormalProgress& stuck = progress[waiting_for];
+    const bool taking = !heard[waiting_for] || stuck.taken < static_cast<std::uint32_t>(to_take[waiting_for]);
+    const WordName name{taking ? flow.tail_kind : flow.head_kind, waiting_for, -1};
+    const auto expected = static_cast<std::uint32_t>(taking ? to_take[waiting_for] : to_send[waiting_for]);
+    if (!w.rest(patience, name, expected, taking ? stuck.taken : stuck.sent)) return false;
+  }
+}
+
+struct NormalDispatchWords {
+  const HeapView& heap;
+  const NormalLayout& layout;
+  Word* their_tail(int p) const { return heap.at<Word>(p, layout.tail_word(heap.rank)); }
+  const Word* my_head(int p) const { return heap.mine<Word>(layout.head_word(p)); }
+  const Word* my_tail(int p) const { return heap.mine<Word>(layout.tail_word(p)); }
+  Word* their_head(int p) const { return heap.at<Word>(p, layout.head_word(heap.rank)); }
+};
+
+struct NormalReturnWords {
+  const HeapView& heap;
+  const NormalLayout& layout;
+  Word* their_tail(int p) const { return heap.at<Word>(p, layout.return_tail_word(heap.rank)); }
+  const Word* my_head(int p) const { return heap.mine<Word>(layout.return_head_word(p)); }
+  const Word* my_tail(int p) const { return heap.mine<Word>(layout.return_tail_word(p)); }
+  Word* their_head(int p) const { return heap.at<Word>(p, layout.return_head_word(heap.rank)); }
+};
+
+/// Dispatch: rows [n] in (source, token) order, with their routing, into ordinary memory of the exact size.
+template <Worker W>
+bool normal_dispatch(W& w, const NormalLayout& layout, const SendInput& input, const PlacementView& placement, const NormalScratch& scratch,
+                     bool* heard, const std::int32_t* firsts, std::byte* rows, const ArrivedRouting& routing) {
+  if (!w.begin()) return false;
+  const HeapView& heap = w.heap();
+  const std::size_t list_bytes = static_cast<std::size_t>(input.topk) * sizeof(std::int32_t);
+  const auto push = [&](int d, std::uint32_t number) {
+    std::int32_t& token = scratch.progress[d].cursor;
+    while (scratch.slots[token * heap.ranks + d] < 0) ++token;
+    auto* record = heap.at<std::byte>(d, layout.record(heap.rank, number));
+    w.copy_row(record, scratch.rows_to_send + static_cast<std::size_t>(token) * layout.wire.row_bytes(), layout.wire);
+    w.copy_bytes(record + layout.wire.row_bytes(), input.ids + token * input.topk, list_bytes);
+    w.copy_bytes(record + layout.wire.row_bytes() + list_bytes, input.weights + token * input.topk, list_bytes);
+    ++token;
+  };
+  const auto take = [&](int s, std::uint32_t number) {
+    const std::size_t i = static_cast<std::size_t>(firsts[s]) + number;
+    const auto* record = heap.mine<std::byte>(layout.record(s, number));
+    w.copy_row(rows + i * layout.wire.row_bytes(), record, layout.wire);
+    take_routing(w, routing, i, record + layout.wire.row_bytes(), placement);
+  };
+  const NormalFlow flow{WordKind::normal_tail, WordKind::normal_head, layout.chunk_rows, layout.queue_rows};
+  return move_rows(w, flow, NormalDispatchWords{heap, layout}, scratch.sent, scratch.arrived, scratch.progress, heard, push, take);
+}
+
+/// Combine: sums [n, H] (one a row that arrived, in that order) go back; returned holds, for rank d, its
+/// rows at [returned_firsts[d] + slot].
+template <Worker W>
+bool normal_return(W& w, const NormalLayout& layout, const NormalScratch& scratch, bool* heard, const std::int32_t* firsts, const bf16* sums,
+                   const std::int32_t* returned_firsts, std::byte* returned) {
+  if (!w.begin()) return false;
+  const HeapView& heap = w.heap();
+  const auto push = [&](int home, std::uint32_t number) {
+    const std::size_t i = static_cast<std::size_t>(firsts[home]) + number;
+    const std::byte* row = row_to_send(w, sums + i * static_cast<std::size_t>(layout.returned.hidden), layout.returned);
+    w.copy_row(heap.at<std::byte>(home, layout.result(heap.rank, number)), row, layout.returned);
+  };
+  const auto take = [&](int d, std::uint32_t number) {
+    const std::size_t i = static_cast<std::size_t>(returned_firsts[d]) + number;
+    w.copy_row(returned + i * layout.returned.row_bytes(), heap.mine<std::byte>(layout.result(d, number)), layout.returned);
+  };
+  const NormalFlow flow{WordKind::normal_return_tail, WordKind::normal_return_head, layout.chunk_rows, layout.queue_rows};
+  return move_rows(w, flow, NormalReturnWords{heap, layout}, scratch.arrived, scratch.sent, scratch.progress, heard, push, take);
+}
+
+/// out [tokens, H] = sum over ranks, ascending, of the rows they returned.
+template <Worker W>
+bool normal_collect(W& w, const NormalLayout& layout, const SendInput& input, const NormalScratch& scratch, const std::int32_t* returned_firsts,
+                    const std::byte* returned, const bf16* last, bf16* out) {
+  if (!w.begin()) return false;
+  const int ranks = w.heap().ranks;
+  const auto hidden = static_cast<std::size_t>(layout.returned.hidden);
+  for (int token = w.index(); token < input.tokens; token += w.count()) {
+    const auto term = [&](int d) {
+      const std::int32_t slot = scratch.slots[token * ranks + d];
+      if (slot < 0) return SumTerm{};
+      return SumTerm{returned + static_cast<std::size_t>(returned_firsts[d] + slot) * layout.returned.row_bytes()};
+    };
+    w.reduce_rows(out + static_cast<std::size_t>(token) * hidden, ranks, term, SumFormat{layout.returned, false},
+                  last == nullptr ? nullptr : last + static_cast<std::size_t>(token) * hidden);
+  }
+  return w.team_barrier();
+}
+
+}  // namespace heddle

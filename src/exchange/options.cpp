@@ -1,0 +1,192 @@
+// Options of an exchange: names, what fits together, memory, and the text that ranks compare.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "exchange/elastic/layout.hpp"
+#include "exchange/gather/layout.hpp"
+#include "exchange/host_exchange.hpp"
+#include "exchange/low_latency/layout.hpp"
+#include "exchange/normal/layout.hpp"
+#include "exchange/one_sided/layout.hpp"
+#include "heddle/exchange.hpp"
+
+namespace heddle {
+
+std::string_view name(Way way) {
+  switch (way) {
+    case Way::gather: return "gather";
+    case Way::normal: return "normal";
+    case Way::low_latency: return "low_latency";
+    case Way::elastic: return "elastic";
+    case Way::one_sided: return "one_sided";
+    case Way::mega: return "mega";
+  }
+  return "unknown";
+}
+
+std::string_view name(ArrivedLayout layout) {
+  switch (layout) {
+    case ArrivedLayout::contiguous: return "contiguous";
+    case ArrivedLayout::masked: return "masked";
+    case ArrivedLayout::routed: return "routed";
+  }
+  return "unknown";
+}
+
+ArrivedLayout default_layout(Way way) {
+  switch (way) {
+    case Way::normal:
+    case Way::elastic: return ArrivedLayout::contiguous;
+    case Way::low_latency:
+    case Way::mega: return ArrivedLayout::masked;
+    case Way::gather:
+    case Way::one_sided: return ArrivedLayout::routed;
+  }
+  return ArrivedLayout::routed;
+}
+
+bool allows_layout(Way way, ArrivedLayout layout) {
+  switch (way) {
+    case Way::normal:
+    case Way::elastic: return true;
+    default: return layout == default_layout(way);
+  }
+}
+
+ExchangeShape shape_of(const ExchangeOptions& options) {
+  return {options.placement.ranks(), options.placement.experts(), options.placement.max_local_experts(), options.topk, options.cap};
+}
+
+RowFormat wire_format(const ExchangeOptions& options) { return {options.wire, options.hidden, options.quantisation, 1.0f}; }
+
+// The e4m3 combine wire has groups of 128 whatever the dispatch wire has (docs/numerics.md).
+RowFormat returned_format(const ExchangeOptions& options) { return {options.combine_wire, options.hidden, {128, options.quantisation.scale}, 1.0f}; }
+
+Areas areas_of(const ExchangeMemory& memory, int ranks) {
+  return place_areas(ranks, memory.max_local_experts, memory.dispatch, memory.combine, memory.outputs);
+}
+
+void check_options(const ExchangeOptions& options) {
+  const auto refuse = [](const std::string& text) { throw InputError(text); };
+  if (options.way == Way::mega) refuse("mega is one fused kernel, not an exchange; choose gather, normal, low_latency, elastic or one_sided");
+  if (options.hidden < 64 || options.hidden % 64 != 0) refuse(fmt::format("hidden size {} is not a positive multiple of 64", options.hidden));
+  if (options.topk < 1) refuse(fmt::format("top-k is {}, at least 1 is needed", options.topk));
+  if (options.cap < 1) refuse(fmt::format("the cap is {} rows, at least 1 is needed", options.cap));
+  if (options.placement.ranks() < 1 || options.placement.experts() < 1) refuse("the placement names no ranks or no experts");
+  if (options.workers < 1 || options.workers > 64) refuse(fmt::format("{} workers a rank; 1 to 64 are possible", options.workers));
+  if (!allows_layout(options.way, options.arrived)) {
+    refuse(fmt::format("way {} cannot hand over the {} layout; it hands over {}", name(options.way), name(options.arrived),
+                       name(default_layout(options.way))));
+  }
+  if (options.way == Way::normal && (options.queue_rows < 1 || options.chunk_rows < 1 || options.chunk_rows > options.queue_rows)) {
+    refuse(fmt::format("normal: chunks of {} rows do not fit queues of {} rows", options.chunk_rows, options.queue_rows));
+  }
+  if (options.reduce == Reduce::home && options.way != Way::elastic) {
+    refuse(fmt::format("reduce = home is elastic's; way {} has its own order of sums", name(options.way)));
+  }
+  if (!options.extra_payloads.empty()) {
+    if (options.way != Way::one_sided) refuse(fmt::format("extra payloads travel with one_sided only, not with {}", name(options.way)));
+    if (options.extra_payloads.size() > 3) refuse(fmt::format("{} extra payloads; one_sided takes three beside row, ids and weights", options.extra_payloads.size()));
+    for (const std::size_t bytes : options.extra_payloads) {
+      if (bytes == 0 || bytes % 16 != 0) refuse(fmt::format("an extra payload of {} bytes a row; multiples of 16 are possible", bytes));
+    }
+  }
+  check_row_format(wire_format(options));
+  check_row_format(returned_format(options));
+}
+
+namespace {
+template <class Layout>
+ExchangeMemory memory_of(const Layout& layout) {
+  ExchangeMemory memory;
+  memory.dispatch = layout.dispatch_bytes();
+  memory.combine = layout.combine_bytes();
+  return memory;
+}
+}  // namespace
+
+ExchangeMemory exchange_memory(const ExchangeOptions& options) {
+  check_options(options);
+  ExchangeMemory memory;
+  switch (options.way) {
+    case Way::gather: memory = memory_of(make_layout<GatherLayout>(options, {})); break;
+    case Way::low_latency: memory = memory_of(make_layout<LowLatencyLayout>(options, {})); break;
+    case Way::normal: {
+      auto layout = make_layout<NormalLayout>(options, {});
+      layout.queue_rows = options.queue_rows;
+      memory = memory_of(layout);
+      break;
+    }
+    case Way::elastic: {
+      auto layout = make_layout<ElasticLayout>(options, {});
+      layout.reduce = options.reduce;
+      memory = memory_of(layout);
+      break;
+    }
+    case Way::one_sided: {
+      auto layout = make_layout<OneSidedLayout>(options, {});
+      for (const std::size_t bytes : options.extra_payloads) layout.extra_bytes[layout.extra_payloads++] = bytes;
+      memory = memory_of(layout);
+      break;
+    }
+    case Way::mega: break;
+  }
+  AllGatherLayout all_gather;
+  all_gather.shape = shape_of(options);
+  all_gather.hidden = options.hidden;
+  memory.outputs = all_gather.output_bytes();
+  memory.max_local_experts = options.placement.max_local_experts();
+  return memory;
+}
+
+void ExchangeMemory::include(const ExchangeMemory& other) {
+  dispatch = std::max(dispatch, other.dispatch);
+  combine = std::max(combine, other.combine);
+  outputs = std::max(outputs, other.outputs);
+  max_local_experts = std::max(max_local_experts, other.max_local_experts);
+}
+
+std::size_t ExchangeMemory::heap_bytes(int ranks) const { return areas_of(*this, ranks).end; }
+
+std::string describe(const ExchangeOptions& options) {
+  std::uint64_t placement = 1469598103934665603u;  // FNV-1a over the map
+  for (const int rank : options.placement.rank_map()) placement = (placement ^ static_cast<std::uint64_t>(rank)) * 1099511628211u;
+  std::string text;
+  const auto line = [&text](std::string_view key, auto value) { text += fmt::format("{}={}\n", key, value); };
+  line("way", name(options.way));
+  line("hidden", options.hidden);
+  line("topk", options.topk);
+  line("cap", options.cap);
+  line("experts", options.placement.experts());
+  line("placement", placement);
+  line("wire", static_cast<int>(options.wire));
+  line("combine_wire", static_cast<int>(options.combine_wire));
+  line("group", options.quantisation.group);
+  line("scale", static_cast<int>(options.quantisation.scale));
+  line("arrived", name(options.arrived));
+  line("weight_at", static_cast<int>(options.weight_at));
+  line("reduce", static_cast<int>(options.reduce));
+  line("cpu_sync", options.cpu_sync);
+  line("gather", static_cast<int>(options.gather));
+  line("workers", options.workers);
+  line("queue_rows", options.queue_rows);
+  line("chunk_rows", options.chunk_rows);
+  for (const std::size_t bytes : options.extra_payloads) line("extra_payload", bytes);
+  return text;
+}
+
+std::unique_ptr<Exchange> create_exchange(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory) {
+  check_options(options);
+  switch (options.way) {
+    case Way::gather: return create_gather(workspace, options, memory);
+    case Way::normal: return create_normal(workspace, options, memory);
+    case Way::low_latency: return create_low_latency(workspace, options, memory);
+    case Way::elastic: return create_elastic(workspace, options, memory);
+    case Way::one_sided: return create_one_sided(workspace, options, memory);
+    case Way::mega: break;
+  }
+  throw InputError("unknown way");
+}
+
+}  // namespace heddle

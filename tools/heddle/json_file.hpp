@@ -1,0 +1,13 @@
+// Results for programs: one JSON object a file.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+namespace heddle::tool {
+
+/// Writes the object beside its final name and renames it: either all of it appears or nothing.
+/// A device or a pipe (/dev/stdout) is written directly. Throws InputError with the system's reason.
+void write_json(const std::string& path, const nlohmann::ordered_json& object);
+
+}  // namespace heddle::tool

@@ -1,0 +1,371 @@
+// heddle plan: copies, bytes, buffers, grids and floors of one layer; needs no data.
+#include "heddle/plan.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "command.hpp"
+#include "heddle/error.hpp"
+#include "heddle/version.hpp"
+#include "json_file.hpp"
+#include "plan/text.hpp"
+
+namespace heddle::tool {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+const std::map<std::string, Wire> wires{{"bf16", Wire::bf16}, {"fp8", Wire::fp8}, {"nvfp4", Wire::nvfp4}};
+const std::map<std::string, ScaleFormat> scales{{"ue8m0", ScaleFormat::ue8m0}, {"f32", ScaleFormat::f32}};
+const std::map<std::string, WeightKind> kinds{{"bf16", WeightKind::bf16},
+                                              {"fp8_block", WeightKind::fp8_block},
+                                              {"mxfp4", WeightKind::mxfp4},
+                                              {"nvfp4", WeightKind::nvfp4},
+                                              {"mxfp8", WeightKind::mxfp8}};
+
+template <typename Value>
+const std::string& word_of(const std::map<std::string, Value>& words, Value value) {
+  return std::find_if(words.begin(), words.end(), [&](const auto& word) { return word.second == value; })->first;
+}
+
+template <typename Value>
+std::string keys(const std::map<std::string, Value>& words) {
+  std::string text;
+  for (const auto& [word, value] : words) {
+    text += (text.empty() ? "" : ", ") + word;
+  }
+  return text;
+}
+
+template <typename Value>
+Value value_of(const std::map<std::string, Value>& words, const std::string& option, const std::string& word) {
+  const auto found = words.find(word);
+  if (found == words.end()) {
+    throw InputError(fmt::format("{} does not know '{}'; it takes {}", option, word, keys(words)));
+  }
+  return found->second;
+}
+
+/// What was typed; what was not is empty.
+struct PlanOptions {
+  std::string preset;
+  std::optional<int> hidden, intermediate, experts, topk, shared;
+  std::optional<int> ranks, tokens, cap;
+  std::string weights, wire, combine_wire = "bf16", scale = "ue8m0", machine = "h200", json;
+  int group = 128;
+  bool list = false, articles = false;
+};
+
+// ------------------------------------------------------------------ the request
+
+int required(const std::optional<int>& value, std::string_view option) {
+  if (!value) {
+    throw InputError(fmt::format("plan needs {0}; give {0} N, or see heddle plan --help", option));
+  }
+  return *value;
+}
+
+WeightKind weight_kind(const PlanOptions& options, const ModelPreset* preset) {
+  if (!options.weights.empty()) {
+    return value_of(kinds, "--weights", options.weights);
+  }
+  if (preset == nullptr) {
+    return WeightKind::bf16;
+  }
+  if (preset->weights.empty()) {
+    throw InputError(fmt::format("the weight format of {} is not confirmed; give --weights, one of {}", preset->name, keys(kinds)));
+  }
+  return preset->weights.front();
+}
+
+/// The preset's shape, or the one from flags; a flag beside a preset replaces the preset's number.
+void take_shape(const PlanOptions& options, PlanRequest& request) {
+  const ModelPreset* preset = options.preset.empty() ? nullptr : &find_preset(options.preset);
+  if (preset != nullptr) {
+    request.shape = preset->shape;
+    request.shared_experts = preset->shared_experts.value_or(0);
+  } else if (!options.hidden || !options.intermediate || !options.experts || !options.topk) {
+    throw InputError(
+        "plan needs --preset NAME, or all of --hidden, --intermediate, --experts and --topk (heddle plan --list shows presets)");
+  }
+  LayerShape& shape = request.shape;
+  shape.hidden = options.hidden.value_or(shape.hidden);
+  shape.intermediate = options.intermediate.value_or(shape.intermediate);
+  shape.experts = options.experts.value_or(shape.experts);
+  shape.topk = options.topk.value_or(shape.topk);
+  request.shared_experts = options.shared.value_or(request.shared_experts);
+  request.weights = weight_kind(options, preset);
+}
+
+PlanRequest make_request(const PlanOptions& options) {
+  PlanRequest request;
+  take_shape(options, request);
+  request.ranks = required(options.ranks, "--ranks");
+  request.tokens = required(options.tokens, "--tokens");
+  request.cap = options.cap.value_or(request.tokens);
+  request.quantisation = {options.group, value_of(scales, "--scale", options.scale)};
+  const std::string usual = request.activation() == Activation::fp8 ? "fp8" : "bf16";
+  request.wire = value_of(wires, "--wire", options.wire.empty() ? usual : options.wire);
+  request.combine_wire = value_of(wires, "--combine-wire", options.combine_wire);
+  request.machine = find_machine(options.machine);
+  return request;
+}
+
+// ------------------------------------------------------------------ text
+
+std::string thousands(double value) { return plan::with_commas(fmt::format("{:.0f}", value)); }
+
+std::string bytes_text(double bytes) {
+  constexpr double kibi = 1024, mebi = kibi * kibi, gibi = mebi * kibi;
+  if (bytes < kibi * 100) {
+    return fmt::format("{} bytes", thousands(std::round(bytes)));
+  }
+  return bytes < gibi ? fmt::format("{:.2f} MB", bytes / mebi) : fmt::format("{:.2f} GB", bytes / gibi);
+}
+
+std::string value_text(const Quantity& quantity) {
+  const double value = quantity.value;
+  switch (quantity.unit) {
+    case Unit::bytes:
+      return bytes_text(value);
+    case Unit::seconds:
+      return fmt::format("{:.2f} us", value * 1e6);
+    case Unit::copies:
+    case Unit::ratio:
+      return fmt::format("{:.2f}", value);
+    case Unit::count:
+    case Unit::rows:
+      break;
+  }
+  return value == std::round(value) ? thousands(value) : fmt::format("{:.1f}", value);
+}
+
+/// Columns padded to their widest cell; the first is indented, the second is aligned to the right.
+void print_table(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<std::size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (std::size_t column = 0; column < row.size(); ++column) {
+      widths[column] = std::max(widths[column], row[column].size());
+    }
+  }
+  for (const auto& row : rows) {
+    std::string line = "  ";
+    for (std::size_t column = 0; column < row.size(); ++column) {
+      line +=
+          column == 1 ? fmt::format("{:>{}}  ", row[column], widths[column]) : fmt::format("{:<{}}  ", row[column], widths[column]);
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    fmt::print("{}\n", line);
+  }
+}
+
+void print_plan(const PlanOptions& options, const Plan& plan) {
+  const bool guessed = !options.preset.empty() && !options.shared && !find_preset(options.preset).shared_experts;
+  const PlanRequest& request = plan.request;
+  const LayerShape& shape = request.shape;
+  fmt::print("{}: hidden {}, intermediate {}, {} experts, top-{}, {} shared{}, {} weights\n",
+             options.preset.empty() ? "layer" : options.preset, shape.hidden, shape.intermediate, shape.experts, shape.topk,
+             request.shared_experts, guessed ? " (not confirmed)" : "", word_of(kinds, request.weights));
+  fmt::print("{} ranks, {} tokens a rank, cap {}, wire {}, combine wire {}, machine {} ({} SMs)\n", request.ranks, request.tokens,
+             request.cap, word_of(wires, request.wire), word_of(wires, request.combine_wire), request.machine.name,
+             request.machine.sms);
+  fmt::print(
+      "The router is uniform. MB and GB are powers of 1,024; rates are powers of ten. Rows are counted without ids and weights.\n");
+  for (const Section& section : plan.sections) {
+    fmt::print("\n{}\n", section.title);
+    std::vector<std::vector<std::string>> rows;
+    for (const Quantity& quantity : section.quantities) {
+      rows.push_back({quantity.title, value_text(quantity), quantity.formula, fmt::format("[{}]", quantity.source)});
+    }
+    print_table(rows);
+  }
+}
+
+void print_list() {
+  const auto number = [](const std::optional<int>& value) { return value ? std::to_string(*value) : std::string("-"); };
+  fmt::print("Presets (-: not confirmed)\n");
+  std::vector<std::vector<std::string>> rows{{"name", "hidden", "intermediate", "experts", "top-k", "shared", "weights", "note"}};
+  for (const ModelPreset& preset : model_presets()) {
+    std::string weights;
+    for (const WeightKind kind : preset.weights) {
+      weights += (weights.empty() ? "" : ", ") + word_of(kinds, kind);
+    }
+    std::string note(preset.note);
+    if (preset.plan_only) {
+      note = "plan only: its activation is its own" + (note.empty() ? "" : "; " + note);
+    }
+    const LayerShape& shape = preset.shape;
+    rows.push_back({std::string(preset.name), std::to_string(shape.hidden), std::to_string(shape.intermediate),
+                    std::to_string(shape.experts), std::to_string(shape.topk), number(preset.shared_experts),
+                    weights.empty() ? "-" : weights, note});
+  }
+  print_table(rows);
+
+  fmt::print("\nMachines\n");
+  rows = {{"name", "SMs", "what", "value", "where it comes from"}};
+  for (const Machine& machine : machines()) {
+    rows.push_back({std::string(machine.name), std::to_string(machine.sms), std::string(machine.title)});
+    const auto add = [&](const char* what, const std::optional<MachineValue>& value, double scale, const char* unit) {
+      if (value) {
+        rows.push_back({"", "", what, fmt::format("{:.4g} {}", value->value * scale, unit), std::string(value->source)});
+      }
+    };
+    add("link, one direction", machine.link, 1e-9, "GB/s");
+    add("one SM reads", machine.sm_read, 1e-9, "GB/s");
+    add("one SM writes", machine.sm_write, 1e-9, "GB/s");
+    add("memory, read", machine.memory_read, 1e-12, "TB/s");
+    add("memory, copy", machine.memory_copy, 1e-12, "TB/s");
+    add("tensor cores, fp8", machine.fp8, 1e-12, "TFLOP/s");
+    add("tensor cores, bf16", machine.bf16, 1e-12, "TFLOP/s");
+    add("a word seen elsewhere", machine.word_latency, 1e6, "us");
+    add("a kernel in a graph", machine.launch, 1e6, "us");
+  }
+  print_table(rows);
+}
+
+int print_articles(const std::vector<ArticleNumber>& numbers) {
+  std::vector<std::vector<std::string>> rows{{"number", "article", "ours", "unit", "where", "how"}};
+  std::size_t agreeing = 0;
+  for (const ArticleNumber& number : numbers) {
+    agreeing += number.agrees() ? 1 : 0;
+    rows.push_back({number.title, number.stated, number.agrees() ? number.rounded() : number.rounded() + " (differs)", number.unit,
+                    fmt::format("{}, {}", number.article, number.section), number.formula});
+  }
+  fmt::print("The numbers that the three articles compute, and ours rounded to the same digits.\n");
+  fmt::print(
+      "MB and GB are powers of 1,024 in the exchange-ways and fused-kernel articles, powers of ten in the persistent-grid "
+      "article.\n\n");
+  print_table(rows);
+  fmt::print("\n{} of {} agree.\n", agreeing, numbers.size());
+  return agreeing == numbers.size() ? 0 : static_cast<int>(ErrorKind::check);
+}
+
+// ------------------------------------------------------------------ JSON
+
+constexpr std::array<const char*, 6> unit_names{"count", "copies", "rows", "bytes", "seconds", "ratio"};
+
+/// Whole numbers as JSON integers.
+Json number(double value) { return value == std::round(value) ? Json(static_cast<std::int64_t>(value)) : Json(value); }
+
+Json request_json(const PlanOptions& options, const PlanRequest& request) {
+  Json json{{"preset", options.preset.empty() ? Json(nullptr) : Json(options.preset)},
+            {"hidden", request.shape.hidden},
+            {"intermediate", request.shape.intermediate},
+            {"experts", request.shape.experts},
+            {"topk", request.shape.topk},
+            {"shared_experts", request.shared_experts},
+            {"weights", word_of(kinds, request.weights)},
+            {"ranks", request.ranks},
+            {"tokens", request.tokens},
+            {"cap", request.cap},
+            {"wire", word_of(wires, request.wire)},
+            {"combine_wire", word_of(wires, request.combine_wire)},
+            {"group", request.quantisation.group},
+            {"scale", word_of(scales, request.quantisation.scale)},
+            {"machine", request.machine.name},
+            {"sms", request.machine.sms}};
+  return json;
+}
+
+/// "gather.dispatch" of section "traffic" becomes object["traffic"]["gather"]["dispatch"].
+Json plan_json(const PlanOptions& options, const Plan& plan) {
+  Json json{{"version", version}, {"request", request_json(options, plan.request)}};
+  for (const Section& section : plan.sections) {
+    for (const Quantity& quantity : section.quantities) {
+      std::string path = fmt::format("/{}/{}", section.name, quantity.name);
+      std::replace(path.begin(), path.end(), '.', '/');
+      json[Json::json_pointer(path)] = Json{{"value", number(quantity.value)},
+                                            {"unit", unit_names[static_cast<std::size_t>(quantity.unit)]},
+                                            {"formula", quantity.formula},
+                                            {"source", quantity.source}};
+    }
+  }
+  return json;
+}
+
+Json articles_json(const std::vector<ArticleNumber>& numbers) {
+  Json json{{"version", version}, {"articles", Json::array()}};
+  for (const ArticleNumber& one : numbers) {
+    json["articles"].push_back(Json{{"title", one.title},
+                                    {"article", one.article},
+                                    {"section", one.section},
+                                    {"stated", one.stated},
+                                    {"value", number(one.value)},
+                                    {"unit", one.unit},
+                                    {"formula", one.formula},
+                                    {"agrees", one.agrees()}});
+  }
+  return json;
+}
+
+int run_plan(const PlanOptions& options) {
+  if (options.list) {
+    print_list();
+    return 0;
+  }
+  if (options.articles) {
+    const std::vector<ArticleNumber> numbers = article_numbers();
+    if (!options.json.empty()) {
+      write_json(options.json, articles_json(numbers));
+    }
+    return print_articles(numbers);
+  }
+  const Plan plan = make_plan(make_request(options));
+  if (!options.json.empty()) {
+    write_json(options.json, plan_json(options, plan));
+  }
+  print_plan(options, plan);
+  return 0;
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app, int& status) {
+  CLI::App* plan = app.add_subcommand("plan", "copies, bytes, buffers, grids and floors of a layer; needs no data");
+  const auto number = [plan](const char* name, auto& value, const char* help) {
+    return plan->add_option(name, value, help)->type_name("N")->check(whole_number);
+  };
+  const auto options = std::make_shared<PlanOptions>();
+  plan->add_option("--preset", options->preset, "a published model's shape (see --list)")->type_name("NAME");
+  number("--hidden", options->hidden, "hidden size, a multiple of 64");
+  number("--intermediate", options->intermediate, "intermediate size of a routed expert, a multiple of 64");
+  number("--experts", options->experts, "routed experts over all ranks");
+  number("--topk", options->topk, "experts a token");
+  number("--shared", options->shared, "shared experts");
+  plan->add_option("--weights", options->weights, fmt::format("weight format: {} (default: the preset's, or bf16)", keys(kinds)))
+      ->type_name("KIND");
+  number("--ranks", options->ranks, "ranks that share the experts");
+  number("--tokens", options->tokens, "tokens that each rank brings");
+  number("--cap", options->cap, "most tokens that a rank may bring (default: --tokens)");
+  plan->add_option("--machine", options->machine, "whose SMs and rates to use (see --list)")
+      ->type_name("NAME")
+      ->capture_default_str();
+  plan->add_option("--wire", options->wire,
+                   fmt::format("rows of dispatch: {} (default: fp8, or bf16 with bf16 weights)", keys(wires)))
+      ->type_name("FORMAT");
+  plan->add_option("--combine-wire", options->combine_wire, fmt::format("rows of combine: {}", keys(wires)))
+      ->type_name("FORMAT")
+      ->capture_default_str();
+  number("--group", options->group, "values that share a scale on an fp8 wire: 128 or 32")->capture_default_str();
+  plan->add_option("--scale", options->scale, "scale format of an fp8 wire: ue8m0 or f32")
+      ->type_name("FORMAT")
+      ->capture_default_str();
+  plan->add_option("--json", options->json, "also write the numbers to this file")->type_name("FILE");
+  plan->add_flag("--list", options->list, "list presets and machines");
+  plan->add_flag("--articles", options->articles, "list the numbers that the articles compute, with ours");
+  plan->callback([options, &status] { status = run_plan(*options); });
+}
+
+}  // namespace heddle::tool
