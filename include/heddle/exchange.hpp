@@ -120,6 +120,7 @@ struct Arrived {
 struct CombineOutput {
   bf16* out = nullptr;               ///< [tokens, H] of this rank
   const bf16* shared = nullptr;      ///< [tokens, H] added last, before the only rounding (shared expert), or null
+  const float* shared_factors = nullptr;  ///< [tokens]: `shared` is multiplied by it in f32 (a gated shared expert); null: 1
   // Tensor-parallel attention: this rank's tokens are rows [first, first + tokens) of a batch of
   // `all_tokens` that every rank wants. With GatherMode::tensor_parallel `out` is ignored.
   bf16* all_out = nullptr;           ///< [all_tokens, H] or null

@@ -97,6 +97,8 @@ struct ExpandedRows {
   void describe(const ExchangeOptions& options, int local_experts, int ranks, const RowFormat& format, Arrived& arrived) const;
 };
 
+inline SharedRows shared_rows(const CombineOutput& output) { return {output.shared, output.shared_factors}; }
+
 /// Pairs of a row and one of this rank's experts among routed rows.
 int count_pairs(const Arrived& arrived, int topk);
 

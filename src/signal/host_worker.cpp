@@ -152,9 +152,9 @@ void HostWorker::add_to_sum(const SumTerm& term, const SumFormat& format) {
   }
 }
 
-void HostWorker::finish_sum(bf16* out, int hidden, const bf16* last) {
+void HostWorker::finish_sum(bf16* out, int hidden, const LastTerm& last) {
   for (std::size_t i = 0; i < static_cast<std::size_t>(hidden); ++i) {
-    out[i] = to_bf16(last == nullptr ? sum_[i] : sum_[i] + to_float(last[i]));
+    out[i] = to_bf16(last.row == nullptr ? sum_[i] : sum_[i] + last.factor * to_float(last.row[i]));
   }
 }
 

@@ -83,7 +83,7 @@ class HostWorker {
     return number;
   }
   template <class Terms>
-  void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const bf16* last) {
+  void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last) {
     verb();
     start_sum(format.row.hidden);
     for (int i = 0; i < n; ++i) {
@@ -105,7 +105,7 @@ class HostWorker {
   bool wait(const Word* word, const WordName& name, std::uint64_t expected, Arrived arrived);
   void start_sum(int hidden);
   void add_to_sum(const SumTerm& term, const SumFormat& format);
-  void finish_sum(bf16* out, int hidden, const bf16* last);
+  void finish_sum(bf16* out, int hidden, const LastTerm& last);
 
   const HostTeam& team_;
   int index_;

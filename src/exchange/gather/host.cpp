@@ -70,7 +70,7 @@ class GatherExchange final : public HostExchange {
       share_sums(output);
     } else {
       run([&](HostWorker& w) {
-        return gather_pull(w, layout_, static_cast<std::size_t>(first_), static_cast<std::size_t>(input_.tokens), output.shared, output.out);
+        return gather_pull(w, layout_, static_cast<std::size_t>(first_), static_cast<std::size_t>(input_.tokens), shared_rows(output), output.out);
       });
       for (int d = 0; d < ranks(); ++d) count_rows(d, input_.tokens, layout_.returned.reported_bytes());
     }
@@ -131,7 +131,9 @@ class GatherExchange final : public HostExchange {
   void share_sums(const CombineOutput& output) {
     const int begin = static_cast<int>(static_cast<long long>(rows_) * rank() / ranks());
     const int end = static_cast<int>(static_cast<long long>(rows_) * (rank() + 1) / ranks());
-    const bf16* shared = output.shared == nullptr ? nullptr : output.shared + static_cast<std::size_t>(begin) * static_cast<std::size_t>(options_.hidden);
+    SharedRows shared = shared_rows(output);
+    if (shared.rows != nullptr) shared.rows += static_cast<std::size_t>(begin) * static_cast<std::size_t>(options_.hidden);
+    if (shared.factors != nullptr) shared.factors += begin;
     const auto rows = static_cast<std::size_t>(end - begin);
     run([&](HostWorker& w) {
       return gather_pull(w, layout_, static_cast<std::size_t>(begin), rows, shared, slice_.data()) &&
