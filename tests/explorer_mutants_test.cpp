@@ -3,7 +3,8 @@
 
 #include "explorer/mutants.hpp"
 #include "explorer/search.hpp"
-#include "explorer/trips.hpp"
+#include "explorer/trips/low_latency.hpp"
+#include "explorer/trips/one_sided.hpp"
 
 namespace heddle::explorer {
 namespace {

@@ -1,7 +1,8 @@
 // The protocol sources under the schedule explorer.
 #include <gtest/gtest.h>
 #include "explorer/search.hpp"
-#include "explorer/trips.hpp"
+#include "explorer/trips/low_latency.hpp"
+#include "explorer/trips/one_sided.hpp"
 namespace heddle::explorer {
 namespace {
 template <class T> void one(const Problem& p) {

@@ -29,9 +29,10 @@ std::vector<bf16> to_bf16s(const std::vector<float>& values) {
 }
 
 Batches::Batches(const Problem& problem) : problem_(problem) {
+  experts_on_.assign(at(problem.ranks), 0);
   for (int e = 0; e < problem.experts; ++e) {
     const int rank = e * problem.ranks / problem.experts;
-    local_index_.push_back(static_cast<int>(std::count(rank_of_.begin(), rank_of_.end(), rank)));
+    local_index_.push_back(experts_on_[at(rank)]++);
     rank_of_.push_back(rank);
   }
   for (int call = 0; call < calls(); ++call) {
@@ -64,13 +65,17 @@ Batches::Batch Batches::draw(int call, int rank) const {
   return batch;
 }
 
-int Batches::local_experts(int rank) const { return static_cast<int>(std::count(rank_of_.begin(), rank_of_.end(), rank)); }
-
 int Batches::first_expert(int rank) const {
   return static_cast<int>(std::find(rank_of_.begin(), rank_of_.end(), rank) - rank_of_.begin());
 }
 
 int Batches::largest(int call) const { return *std::max_element(problem_.tokens[at(call)].begin(), problem_.tokens[at(call)].end()); }
+
+int Batches::tokens_before(int call, int rank) const {
+  int tokens = 0;
+  for (int source = 0; source < rank; ++source) tokens += input(call, source).tokens;
+  return tokens;
+}
 
 ExchangeShape Batches::shape() const {
   ExchangeShape shape;

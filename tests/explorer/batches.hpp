@@ -16,6 +16,7 @@ struct Problem {
   int workers = 1;  ///< a rank
   int experts = 2;
   int topk = 1;
+  int queue_rows = 2;  ///< normal only
   int hidden = 8;
   Wire wire = Wire::bf16;
   std::vector<std::vector<int>> tokens = {{2, 2}, {2, 2}};  ///< [call][rank]
@@ -35,8 +36,8 @@ class Batches {
   ExchangeShape shape() const;
   RowFormat wire() const { return {problem_.wire, problem_.hidden, {}, 1.0f}; }
   RowFormat returned() const { return {Wire::bf16, problem_.hidden, {}, 1.0f}; }
-  PlacementView placement() const { return {rank_of_.data(), local_index_.data()}; }
-  int local_experts(int rank) const;
+  PlacementView placement() const { return {rank_of_.data(), local_index_.data(), experts_on_.data()}; }
+  int local_experts(int rank) const { return experts_on_[static_cast<std::size_t>(rank)]; }
   int first_expert(int rank) const;
   SendInput input(int call, int rank) const;
   /// Largest batch of a call.
@@ -52,6 +53,9 @@ class Batches {
   std::vector<float> expert_result(int call, int source, int token, int expert) const;
   /// Weighted results of a token's experts on one rank, summed.
   std::vector<bf16> partial_sum(int call, int source, int token, int rank) const;
+  /// Tokens of all ranks in a call, and of those before `rank`.
+  int all_tokens(int call) const { return tokens_before(call, problem_.ranks); }
+  int tokens_before(int call, int rank) const;
   /// A rank's outputs [tokens, hidden].
   std::vector<bf16> outputs(int call, int rank) const;
 
@@ -67,6 +71,7 @@ class Batches {
   Problem problem_;
   std::vector<int> rank_of_;
   std::vector<int> local_index_;
+  std::vector<int> experts_on_;
   std::vector<Batch> batches_;
 };
 

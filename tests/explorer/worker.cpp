@@ -196,13 +196,13 @@ void ExplorerWorker::add_words(std::byte* to, const std::byte* from, std::size_t
   write_plain(to, reinterpret_cast<const std::byte*>(sum.data()), bytes);
 }
 
-void ExplorerWorker::sum_terms(bf16* out, const SumFormat& format, const bf16* last) {
+void ExplorerWorker::sum_terms(bf16* out, const SumFormat& format, const LastTerm& last) {
   const auto hidden = static_cast<std::size_t>(format.row.hidden);
   Verb& verb = machine_.prepare(id_, VerbKind::reduce);
   for (const SumTerm& term : terms_) {
     if (term.row != nullptr) add_access(verb, term.row, format.row.row_bytes(), false);
   }
-  if (last != nullptr) add_access(verb, last, hidden * sizeof(bf16), false);
+  if (last.row != nullptr) add_access(verb, last.row, hidden * sizeof(bf16), false);
   add_access(verb, out, hidden * sizeof(bf16), true);
   const See see = stop(verb) ? decide_what_to_see() : See::newest;
   std::vector<float> sum(hidden, 0.0f);
@@ -215,9 +215,9 @@ void ExplorerWorker::sum_terms(bf16* out, const SumFormat& format, const bf16* l
     for (std::size_t i = 0; i < hidden; ++i) sum[i] = format.weighted ? std::fma(term.weight, values[i], sum[i]) : sum[i] + values[i];
   }
   std::vector<bf16> result(hidden);
-  if (last != nullptr) {
-    read_plain(last, reinterpret_cast<std::byte*>(result.data()), hidden * sizeof(bf16), see);
-    for (std::size_t i = 0; i < hidden; ++i) sum[i] += to_float(result[i]);
+  if (last.row != nullptr) {
+    read_plain(last.row, reinterpret_cast<std::byte*>(result.data()), hidden * sizeof(bf16), see);
+    for (std::size_t i = 0; i < hidden; ++i) sum[i] += last.factor * to_float(result[i]);
   }
   for (std::size_t i = 0; i < hidden; ++i) result[i] = to_bf16(sum[i]);
   write_plain(out, reinterpret_cast<const std::byte*>(result.data()), hidden * sizeof(bf16));

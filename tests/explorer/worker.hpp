@@ -67,7 +67,7 @@ class ExplorerWorker {
     return number;
   }
   template <class Terms>
-  void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const bf16* last) {
+  void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last) {
     terms_.clear();
     for (int i = 0; i < n; ++i) terms_.push_back(terms(i));
     sum_terms(out, format, last);
@@ -115,7 +115,7 @@ class ExplorerWorker {
   void write_plain(void* to, const std::byte* from, std::size_t bytes, std::uint32_t ticket = 0);
   Ticket start_copy(void* to, const void* from, std::size_t from_bytes, const RowFormat* convert, bool source_stays);
   void settle(const Copy& copy);
-  void sum_terms(bf16* out, const SumFormat& format, const bf16* last);
+  void sum_terms(bf16* out, const SumFormat& format, const LastTerm& last);
   [[noreturn]] void violate_race(const char* now, const Race& race);
 
   Machine& machine_;
