@@ -2,6 +2,9 @@
 #include <gtest/gtest.h>
 #include "explorer/search.hpp"
 #include "explorer/trips/low_latency.hpp"
+#include "explorer/trips/gather.hpp"
+#include "explorer/trips/normal.hpp"
+#include "explorer/trips/elastic.hpp"
 #include "explorer/trips/one_sided.hpp"
 namespace heddle::explorer {
 namespace {
@@ -13,12 +16,22 @@ template <class T> void one(const Problem& p) {
     if (r.violation) { fmt::print("{}\n", r.violation->trace); ADD_FAILURE(); }
   }
 }
-TEST(Explorer, X) {
-  one<OneSidedTrip>({});
-  one<LowLatencyTrip>({});
+template <class T> void all() {
+  one<T>({});
   Problem p; p.workers=2; p.topk=2; p.experts=4; p.tokens={{2,2},{1,2},{2,0}};
-  one<OneSidedTrip>(p);
-  one<LowLatencyTrip>(p);
+  one<T>(p);
 }
+TEST(Explorer, OneSided) { all<OneSidedTrip>(); }
+TEST(Explorer, LL) { all<LowLatencyTrip>(); }
+TEST(Explorer, E1) { all<ElasticTrip<Reduce::rank,false>>(); }
+TEST(Explorer, E2) { all<ElasticTrip<Reduce::rank,true>>(); }
+TEST(Explorer, E3) { all<ElasticTrip<Reduce::home,false>>(); }
+TEST(Explorer, E4) { all<ElasticTrip<Reduce::home,true>>(); }
+TEST(Explorer, G1) { all<GatherTrip<Gathering::padded>>(); }
+TEST(Explorer, G2) { all<GatherTrip<Gathering::uneven>>(); }
+TEST(Explorer, G3) { all<GatherTrip<Gathering::zero_filled>>(); }
+TEST(Explorer, TP) { all<TensorParallelTrip>(); }
+TEST(Explorer, N) { all<NormalTrip>(); }
+TEST(Explorer, AG) { all<WithAllGather<OneSidedTrip>>(); }
 }
 }
