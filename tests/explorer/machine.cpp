@@ -9,6 +9,9 @@ namespace heddle::explorer {
 
 namespace {
 std::size_t index_of(int worker) { return static_cast<std::size_t>(worker); }
+
+/// Addresses kept free on both sides of the heap, so that an offset computed from garbage stays in sight.
+constexpr std::size_t around = std::size_t{1} << 38;
 }  // namespace
 
 std::string Scenario::describe(std::size_t offset_in_part) const { return fmt::format("byte {}", offset_in_part); }
@@ -23,14 +26,20 @@ Machine::Machine(Scenario& scenario, const Options& options)
       teams_(index_of(scenario.ranks())) {
   if (workers() > max_workers) throw std::invalid_argument("the explorer holds at most 16 workers");
   // Addresses only: what the heap holds lies in memory_, and whoever touches it without a verb faults.
-  void* reserved = mmap(nullptr, stride_ * teams_.size(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* reserved = mmap(nullptr, 2 * around + stride_ * teams_.size(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved == MAP_FAILED) throw std::runtime_error("the explorer cannot reserve addresses for a heap");
-  base_ = static_cast<std::byte*>(reserved);
+  base_ = static_cast<std::byte*>(reserved) + around;
 }
 
-Machine::~Machine() { munmap(base_, stride_ * teams_.size()); }
+Machine::~Machine() { munmap(base_ - around, 2 * around + stride_ * teams_.size()); }
 
 HeapView Machine::view(int rank) const { return {base_, stride_, rank, scenario_.ranks()}; }
+
+bool Machine::misses_heap(const void* address) const {
+  const auto* byte = static_cast<const std::byte*>(address);
+  const std::byte* end = base_ + stride_ * teams_.size();
+  return (byte >= base_ - around && byte < base_) || (byte >= end && byte < end + around);
+}
 
 Range Machine::range(const void* address, std::size_t bytes) const {
   const auto begin = static_cast<std::size_t>(static_cast<const std::byte*>(address) - base_);

@@ -49,6 +49,8 @@ class Strategy {
 
 struct Options {
   bool races = true;         ///< accesses that nothing orders are violations; false: they may see stale values
+  bool late_words = true;    ///< a look at a word may see an older value of it, as far as memory order allows
+  bool late_copies = true;   ///< copies are under way until completed; false: done when the verb returns
   bool every_verb = false;   ///< verbs on ordinary memory are points of choice as well
   int most_steps = 20000;
 };
@@ -87,6 +89,8 @@ class Machine {
   bool live(int rank) const { return scenario_.live(rank); }
   int team_size() const { return scenario_.workers_a_rank(); }
   int worker_id(int rank, int index) const { return rank * scenario_.workers_a_rank() + index; }
+  /// Is this an address beside the heap, where nothing is?
+  bool misses_heap(const void* address) const;
   Range range(const void* address, std::size_t bytes) const;
   Verb& prepare(int worker, VerbKind kind);
   /// Stops the worker until it is chosen; then its verb happens.

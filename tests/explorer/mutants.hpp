@@ -4,6 +4,7 @@
 #include <functional>
 #include <vector>
 
+#include "exchange/normal/layout.hpp"
 #include "explorer/worker.hpp"
 
 namespace heddle::explorer {
@@ -58,13 +59,13 @@ class MissingAcquire : public ExplorerWorker {
  public:
   using ExplorerWorker::ExplorerWorker;
   bool acquire(const Word* word, const WordName& name, std::uint32_t& value) {
-    wait_for(word, name, 0, value, {.acquires = false, .any_tag = false});
+    wait_for(word, name, 0, value, {.acquires = false, .any_tag = false, .epoch = 0});
     return true;
   }
 };
 
-/// A reused slot: at the end of a call only ranks that rows were sent to are waited for, so slots are
-/// written again while a rank that has not been heard from still reads them.
+/// A reused slot: ranks that no rows were sent to are not heard at the end of a call, but only after
+/// the next call's rows have been written, into slots that they may still be reading.
 class ReusedSlot : public ExplorerWorker {
  public:
   using ExplorerWorker::ExplorerWorker;
@@ -74,9 +75,17 @@ class ReusedSlot : public ExplorerWorker {
     return ExplorerWorker::copy_row(to, from, format);
   }
   bool acquire(const Word* word, const WordName& name, std::uint32_t& value) {
-    const bool end_of_call = name.kind == WordKind::one_sided_ready || name.kind == WordKind::low_latency_returned;
-    if (end_of_call && (sent_to_ >> name.peer & 1u) == 0) return true;
-    return ExplorerWorker::acquire(word, name, value);
+    if (name.kind != WordKind::one_sided_ready || (sent_to_ >> name.peer & 1u) != 0) return ExplorerWorker::acquire(word, name, value);
+    late_.push_back({word, name, epoch()});
+    return true;
+  }
+  void publish(Word* word, std::uint32_t value) {
+    for (const Late& wait : late_) {
+      std::uint32_t ignored = 0;
+      if (wait.epoch != epoch()) wait_for(wait.word, wait.name, 0, ignored, {.acquires = true, .any_tag = false, .epoch = wait.epoch});
+    }
+    std::erase_if(late_, [this](const Late& wait) { return wait.epoch != epoch(); });
+    ExplorerWorker::publish(word, value);
   }
   void finish_epoch() {
     sent_to_ = 0;
@@ -84,7 +93,35 @@ class ReusedSlot : public ExplorerWorker {
   }
 
  private:
+  struct Late {
+    const Word* word = nullptr;
+    WordName name;
+    std::uint32_t epoch = 0;
+  };
   std::uint32_t sent_to_ = 0;
+  std::vector<Late> late_;
+};
+
+/// A reused slot of a bounded queue: senders take it for one row longer than it is.
+class RoomyQueue : public ExplorerWorker {
+ public:
+  using ExplorerWorker::ExplorerWorker;
+  bool peek(const Word* word, std::uint32_t& value) {
+    const bool fresh = ExplorerWorker::peek(word, value);
+    if (!is_head(word)) return fresh;
+    value = fresh ? value + 1 : 1;
+    return true;
+  }
+
+ private:
+  bool is_head(const Word* word) const {
+    NormalLayout layout;
+    layout.shape.ranks = heap().ranks;
+    for (int peer = 0; peer < heap().ranks; ++peer) {
+      if (word == heap().mine<Word>(layout.head_word(peer)) || word == heap().mine<Word>(layout.return_head_word(peer))) return true;
+    }
+    return false;
+  }
 };
 
 /// A barrier passed by a stale epoch: any earlier call's word ends a wait.
@@ -92,7 +129,7 @@ class StaleEpoch : public ExplorerWorker {
  public:
   using ExplorerWorker::ExplorerWorker;
   bool acquire(const Word* word, const WordName& name, std::uint32_t& value) {
-    wait_for(word, name, 0, value, {.acquires = true, .any_tag = true});
+    wait_for(word, name, 0, value, {.acquires = true, .any_tag = true, .epoch = 0});
     return true;
   }
 };

@@ -21,13 +21,17 @@ void ExplorerWorker::store_word(Word* word, Word value, bool release) {
   machine_.happening().rung = memory.rings(static_cast<int>(part));
 }
 
+std::size_t ExplorerWorker::choose_version(std::size_t oldest, std::size_t newest) {
+  return oldest < newest && machine_.options().late_words && machine_.choose(2) == 1 ? oldest : newest;
+}
+
 void ExplorerWorker::wait_for(const Word* word, const WordName& name, std::uint32_t least, std::uint32_t& value, const Wait& how) {
   HeapMemory& memory = machine_.memory();
   const std::size_t offset = machine_.range(word, sizeof(Word)).begin;
   if (!memory.make_word(offset)) machine_.violate(fmt::format("{} was plain memory before it was a word", machine_.describe(offset)));
   Verb& verb = machine_.prepare(id_, VerbKind::wait);
   verb.word = offset;
-  verb.value = pack_word(epoch_, least);
+  verb.value = pack_word(how.epoch == 0 ? epoch_ : how.epoch, least);
   verb.any_tag = how.any_tag;
   verb.name = name;
   verb.accesses.push_back({{offset, offset + sizeof(Word)}, Access::To::word, false});
@@ -36,7 +40,7 @@ void ExplorerWorker::wait_for(const Word* word, const WordName& name, std::uint3
   const std::size_t newest = memory.newest_version(offset);
   std::size_t oldest = memory.oldest_version(id_, offset);
   while (!machine_.happening().satisfied_by(memory.word(offset, oldest).value)) ++oldest;
-  const std::size_t seen = oldest < newest && machine_.choose(2) == 1 ? oldest : newest;
+  const std::size_t seen = choose_version(oldest, newest);
   memory.see_word(id_, offset, seen, how.acquires);
   value = word_value(memory.word(offset, seen).value);
 }
@@ -50,8 +54,7 @@ bool ExplorerWorker::peek(const Word* word, std::uint32_t& value) {
   verb.accesses.push_back({{offset, offset + sizeof(Word)}, Access::To::word, false});
   machine_.step(id_);
   const std::size_t newest = memory.newest_version(offset);
-  const std::size_t oldest = memory.oldest_version(id_, offset);
-  const std::size_t seen = oldest < newest && machine_.choose(2) == 1 ? oldest : newest;
+  const std::size_t seen = choose_version(memory.oldest_version(id_, offset), newest);
   memory.see_word(id_, offset, seen, true);
   value = word_value(memory.word(offset, seen).value);
   return word_tag(memory.word(offset, seen).value) == epoch_;

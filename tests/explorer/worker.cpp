@@ -47,6 +47,11 @@ bool ExplorerWorker::begin() {
   return true;
 }
 
+bool ExplorerWorker::in_heap(const void* address) const {
+  if (machine_.misses_heap(address)) machine_.violate(fmt::format("{} computed an address outside of every part", machine_.worker_name(id_)));
+  return heap_.owner(address) >= 0;
+}
+
 void ExplorerWorker::add_access(Verb& verb, const void* address, std::size_t bytes, bool writes) const {
   if (!in_heap(address)) return;
   const Range range = machine_.range(address, bytes);
@@ -137,6 +142,7 @@ Ticket ExplorerWorker::start_copy(void* to, const void* from, std::size_t from_b
     std::memset(to, static_cast<int>(unfinished), to_bytes);
   }
   under_way_.push_back(std::move(copy));
+  if (!machine_.options().late_copies) complete({tickets_});
   return {tickets_};
 }
 

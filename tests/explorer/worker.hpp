@@ -86,6 +86,7 @@ class ExplorerWorker {
   struct Wait {
     bool acquires = true;
     bool any_tag = false;
+    std::uint32_t epoch = 0;  ///< 0: this call's
   };
   void wait_for(const Word* word, const WordName& name, std::uint32_t least, std::uint32_t& value, const Wait& how);
   void store_word(Word* word, Word value, bool release);
@@ -102,7 +103,7 @@ class ExplorerWorker {
     bool writes_heap = false;
     std::size_t heap_source_bytes = 0;
   };
-  bool in_heap(const void* address) const { return heap_.owner(address) >= 0; }
+  bool in_heap(const void* address) const;
   void local_verb();
   void add_access(Verb& verb, const void* address, std::size_t bytes, bool writes) const;
   /// Stops before a verb with accesses to the heap; true if it did.
@@ -115,6 +116,7 @@ class ExplorerWorker {
   void write_plain(void* to, const std::byte* from, std::size_t bytes, std::uint32_t ticket = 0);
   Ticket start_copy(void* to, const void* from, std::size_t from_bytes, const RowFormat* convert, bool source_stays);
   void settle(const Copy& copy);
+  std::size_t choose_version(std::size_t oldest, std::size_t newest);
   void sum_terms(bf16* out, const SumFormat& format, const LastTerm& last);
   [[noreturn]] void violate_race(const char* now, const Race& race);
 

@@ -11,13 +11,13 @@ struct ElasticMemory {
   static constexpr int alignment = 2;
   ElasticMemory(const Batches&, const ElasticLayout& layout)
       : topk(layout.shape.topk),
-        slots(room(static_cast<std::size_t>(layout.shape.cap * layout.shape.ranks), never_written)),
-        sent(room(static_cast<std::size_t>(layout.shape.ranks), never_written)),
+        slots(room<std::int32_t>(static_cast<std::size_t>(layout.shape.cap * layout.shape.ranks))),
+        sent(room<std::int32_t>(static_cast<std::size_t>(layout.shape.ranks))),
         arrived(sent),
-        home_tokens(room(layout.region_rows(), never_written)),
-        local_ids(room(layout.region_rows() * static_cast<std::size_t>(topk), never_written)),
+        home_tokens(room<std::int32_t>(layout.region_rows())),
+        local_ids(room<std::int32_t>(layout.region_rows() * static_cast<std::size_t>(topk))),
         places(local_ids),
-        begins(room(static_cast<std::size_t>(layout.shape.max_local_experts), never_written)),
+        begins(room<std::int32_t>(static_cast<std::size_t>(layout.shape.max_local_experts))),
         counts(begins),
         weights(local_ids.size()),
         row_weights(local_ids.size() + begins.size() * alignment),

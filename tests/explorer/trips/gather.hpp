@@ -9,8 +9,8 @@ enum class Gathering : std::uint8_t { padded, uneven, zero_filled };
 
 struct GatherMemory {
   GatherMemory(const Batches& batches, const GatherLayout& layout)
-      : counts(room(static_cast<std::size_t>(layout.shape.ranks), never_written)),
-        local_ids(room(layout.all_rows() * static_cast<std::size_t>(layout.shape.topk), never_written)),
+      : counts(room<std::int32_t>(static_cast<std::size_t>(layout.shape.ranks))),
+        local_ids(room<std::int32_t>(layout.all_rows() * static_cast<std::size_t>(layout.shape.topk))),
         weights(room<float>(local_ids.size())),
         zeros(layout.record_bytes()),
         sums(layout.record_bytes() * static_cast<std::size_t>(batches.problem().workers)),

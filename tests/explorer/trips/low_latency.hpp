@@ -8,10 +8,10 @@ namespace heddle::explorer {
 struct LowLatencyMemory {
   LowLatencyMemory(const Batches&, const LowLatencyLayout& layout)
       : block_rows(layout.shape.ranks * layout.shape.cap),
-        slots(room(static_cast<std::size_t>(layout.shape.cap * layout.shape.topk), never_written)),
-        sent(room(static_cast<std::size_t>(layout.shape.experts), never_written)),
-        arrived(room(static_cast<std::size_t>(layout.shape.max_local_experts * layout.shape.ranks), never_written)),
-        counts(room(static_cast<std::size_t>(layout.shape.max_local_experts), never_written)),
+        slots(room<std::int32_t>(static_cast<std::size_t>(layout.shape.cap * layout.shape.topk))),
+        sent(room<std::int32_t>(static_cast<std::size_t>(layout.shape.experts))),
+        arrived(room<std::int32_t>(static_cast<std::size_t>(layout.shape.max_local_experts * layout.shape.ranks))),
+        counts(room<std::int32_t>(static_cast<std::size_t>(layout.shape.max_local_experts))),
         rows(layout.regions() * layout.wire.row_bytes()),
         origins(layout.regions()),
         weights(layout.regions()),

@@ -10,12 +10,12 @@ namespace heddle::explorer {
 struct NormalMemory {
   NormalMemory(const Batches& batches, const NormalLayout& layout)
       : topk(layout.shape.topk),
-        slots(room(static_cast<std::size_t>(layout.shape.cap * layout.shape.ranks), never_written)),
-        sent(room(static_cast<std::size_t>(layout.shape.ranks), never_written)),
+        slots(room<std::int32_t>(static_cast<std::size_t>(layout.shape.cap * layout.shape.ranks))),
+        sent(room<std::int32_t>(static_cast<std::size_t>(layout.shape.ranks))),
         arrived(sent),
         firsts(sent),
         returned_firsts(sent),
-        local_ids(room(all_rows(layout) * static_cast<std::size_t>(topk), never_written)),
+        local_ids(room<std::int32_t>(all_rows(layout) * static_cast<std::size_t>(topk))),
         weights(room<float>(local_ids.size())),
         wire_rows(static_cast<std::size_t>(layout.shape.cap) * batches.wire().row_bytes()),
         rows(all_rows(layout) * layout.wire.row_bytes()),

@@ -7,8 +7,8 @@ namespace heddle::explorer {
 
 struct OneSidedMemory {
   OneSidedMemory(const Batches&, const OneSidedLayout& layout)
-      : slots(room(static_cast<std::size_t>(layout.shape.cap * layout.shape.ranks), never_written)),
-        sent(room(static_cast<std::size_t>(layout.shape.ranks), never_written)),
+      : slots(room<std::int32_t>(static_cast<std::size_t>(layout.shape.cap * layout.shape.ranks))),
+        sent(room<std::int32_t>(static_cast<std::size_t>(layout.shape.ranks))),
         arrived(sent),
         results(room<bf16>(layout.blocks() * static_cast<std::size_t>(layout.wire.hidden))) {}
   OneSidedScratch scratch() { return {slots.data(), sent.data(), arrived.data(), {}}; }

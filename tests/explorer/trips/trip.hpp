@@ -13,8 +13,6 @@
 
 namespace heddle::explorer {
 
-constexpr std::int32_t never_written = -7;
-
 template <class T>
 std::vector<T> room(std::size_t size, T value = {}) {
   return std::vector<T>(std::max<std::size_t>(size, 1), value);
