@@ -48,7 +48,8 @@ TEST(ExplorerModel, UnpublishedWritesAreSeenLateOrNotAtAll) {
 }
 
 TEST(ExplorerModel, AWriteMayNotPassAReaderThatWasNotHeard) {
-  Litmus litmus({[](LitmusRank& r) { r.write(0, 1), r.publish(0, 1), r.write(0, 2); }, [](LitmusRank& r) { r.wait(0), r.read(0); }});
+  Litmus litmus(
+      {[](LitmusRank& r) { r.write(0, 1), r.publish(0, 1), r.write(0, 2); }, [](LitmusRank& r) { r.wait(0), r.read(0); }});
   const Report report = explore_random(litmus, 1, 100);
   ASSERT_TRUE(report.violation);
   EXPECT_THAT(report.violation->what, HasSubstr("race"));
@@ -115,7 +116,7 @@ TEST(ExplorerModel, AWordIsNotPlainMemory) {
 
 TEST(ExplorerModel, TheBarrierOfATeamOrdersItsWrites) {
   const auto program = [](bool meet) {
-    return std::vector<Litmus::Program>{[=](LitmusRank& r) { r.write(0, 7), meet && r.w.team_barrier(); },
+    return std::vector<Litmus::Program>{[=](LitmusRank& r) { r.write(0, 7), meet&& r.w.team_barrier(); },
                                         [=](LitmusRank& r) { (meet && r.w.team_barrier()), r.read(0); }};
   };
   for (const bool meet : {true, false}) {

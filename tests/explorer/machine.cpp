@@ -26,7 +26,8 @@ Machine::Machine(Scenario& scenario, const Options& options)
       teams_(index_of(scenario.ranks())) {
   if (workers() > max_workers) throw std::invalid_argument("the explorer holds at most 16 workers");
   // Addresses only: what the heap holds lies in memory_, and whoever touches it without a verb faults.
-  void* reserved = mmap(nullptr, 2 * around + stride_ * teams_.size(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* reserved =
+      mmap(nullptr, 2 * around + stride_ * teams_.size(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved == MAP_FAILED) throw std::runtime_error("the explorer cannot reserve addresses for a heap");
   base_ = static_cast<std::byte*>(reserved) + around;
 }
@@ -144,10 +145,14 @@ bool Machine::enabled(int worker) const {
   if (state.coroutine.finished()) return false;
   const Verb& verb = state.verb;
   switch (verb.kind) {
-    case VerbKind::wait: return verb.satisfied_by(memory_.word(verb.word, memory_.newest_version(verb.word)).value);
-    case VerbKind::rest: return memory_.rings(worker / scenario_.workers_a_rank()) != verb.rung;
-    case VerbKind::barrier: return team(worker).generation >= verb.generation;
-    default: return true;
+    case VerbKind::wait:
+      return verb.satisfied_by(memory_.word(verb.word, memory_.newest_version(verb.word)).value);
+    case VerbKind::rest:
+      return memory_.rings(worker / scenario_.workers_a_rank()) != verb.rung;
+    case VerbKind::barrier:
+      return team(worker).generation >= verb.generation;
+    default:
+      return true;
   }
 }
 

@@ -48,10 +48,10 @@ class Strategy {
 };
 
 struct Options {
-  bool races = true;         ///< accesses that nothing orders are violations; false: they may see stale values
-  bool late_words = true;    ///< a look at a word may see an older value of it, as far as memory order allows
-  bool late_copies = true;   ///< copies are under way until completed; false: done when the verb returns
-  bool every_verb = false;   ///< verbs on ordinary memory are points of choice as well
+  bool races = true;        ///< accesses that nothing orders are violations; false: they may see stale values
+  bool late_words = true;   ///< a look at a word may see an older value of it, as far as memory order allows
+  bool late_copies = true;  ///< copies are under way until completed; false: done when the verb returns
+  bool every_verb = false;  ///< verbs on ordinary memory are points of choice as well
   int most_steps = 20000;
 };
 

@@ -88,7 +88,8 @@ void HeapMemory::read(int worker, Range range, See see, std::byte* to, std::uint
   for (std::size_t i = range.begin / cell_bytes; i < range.end / cell_bytes; ++i, to += cell_bytes) {
     Cell& cell = touch(i);
     auto version = cell.versions.rbegin();
-    if (see == See::stalest) version = std::find_if(version, cell.versions.rend(), [&](const Version& v) { return knows(worker, v); });
+    if (see == See::stalest)
+      version = std::find_if(version, cell.versions.rend(), [&](const Version& v) { return knows(worker, v); });
     const std::uint32_t value = version == cell.versions.rend() ? first_value(i) : version->value;
     std::memcpy(to, &value, sizeof value);
     cell.read_time[at(worker)] = ticket == 0 ? clocks_[at(worker)].at[at(worker)] : under_way;

@@ -75,14 +75,16 @@ class ReusedSlot : public ExplorerWorker {
     return ExplorerWorker::copy_row(to, from, format);
   }
   bool acquire(const Word* word, const WordName& name, std::uint32_t& value) {
-    if (name.kind != WordKind::one_sided_ready || (sent_to_ >> name.peer & 1u) != 0) return ExplorerWorker::acquire(word, name, value);
+    if (name.kind != WordKind::one_sided_ready || (sent_to_ >> name.peer & 1u) != 0)
+      return ExplorerWorker::acquire(word, name, value);
     late_.push_back({word, name, epoch()});
     return true;
   }
   void publish(Word* word, std::uint32_t value) {
     for (const Late& wait : late_) {
       std::uint32_t ignored = 0;
-      if (wait.epoch != epoch()) wait_for(wait.word, wait.name, 0, ignored, {.acquires = true, .any_tag = false, .epoch = wait.epoch});
+      if (wait.epoch != epoch())
+        wait_for(wait.word, wait.name, 0, ignored, {.acquires = true, .any_tag = false, .epoch = wait.epoch});
     }
     std::erase_if(late_, [this](const Late& wait) { return wait.epoch != epoch(); });
     ExplorerWorker::publish(word, value);
@@ -118,7 +120,8 @@ class RoomyQueue : public ExplorerWorker {
     NormalLayout layout;
     layout.shape.ranks = heap().ranks;
     for (int peer = 0; peer < heap().ranks; ++peer) {
-      if (word == heap().mine<Word>(layout.head_word(peer)) || word == heap().mine<Word>(layout.return_head_word(peer))) return true;
+      if (word == heap().mine<Word>(layout.head_word(peer)) || word == heap().mine<Word>(layout.return_head_word(peer)))
+        return true;
     }
     return false;
   }

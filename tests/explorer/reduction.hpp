@@ -26,11 +26,11 @@ class ReducedStrategy : public Strategy {
     std::uint32_t done = 0;       ///< have been tried
     std::uint32_t backtrack = 0;  ///< are to be tried
     int worker = -1;
-    int number = 0;               ///< of the worker's own steps, from 1
+    int number = 0;  ///< of the worker's own steps, from 1
     int alternative = 0;
     int alternatives = 1;
-    bool fresh = true;            ///< not looked at since `worker` was set
-    Clock before;                 ///< for every worker, how many of its steps come before this one in every equivalent run
+    bool fresh = true;  ///< not looked at since `worker` was set
+    Clock before;       ///< for every worker, how many of its steps come before this one in every equivalent run
   };
   bool comes_before(const Frame& earlier, const Frame& later) const;
   void order(const Machine& machine, int worker);

@@ -16,18 +16,30 @@ std::string word_text_of(Word word) {
 
 const char* verb_text(VerbKind kind) {
   switch (kind) {
-    case VerbKind::local: return "local verb";
-    case VerbKind::read: return "read";
-    case VerbKind::write: return "write";
-    case VerbKind::copy: return "copy";
-    case VerbKind::reduce: return "reduce_rows";
-    case VerbKind::add: return "add_words";
-    case VerbKind::publish: return "publish";
-    case VerbKind::wait: return "acquire";
-    case VerbKind::peek: return "peek";
-    case VerbKind::look: return "look";
-    case VerbKind::rest: return "rest";
-    case VerbKind::barrier: return "team_barrier";
+    case VerbKind::local:
+      return "local verb";
+    case VerbKind::read:
+      return "read";
+    case VerbKind::write:
+      return "write";
+    case VerbKind::copy:
+      return "copy";
+    case VerbKind::reduce:
+      return "reduce_rows";
+    case VerbKind::add:
+      return "add_words";
+    case VerbKind::publish:
+      return "publish";
+    case VerbKind::wait:
+      return "acquire";
+    case VerbKind::peek:
+      return "peek";
+    case VerbKind::look:
+      return "look";
+    case VerbKind::rest:
+      return "rest";
+    case VerbKind::barrier:
+      return "team_barrier";
   }
   return "?";
 }

@@ -22,13 +22,15 @@ bool same_bytes(const std::vector<T>& expected, const void* seen) {
 /// Ends the run if bytes are not what they should be.
 template <class W, class T>
 void expect_bytes(W& w, const std::vector<T>& expected, const void* seen, const std::string& what) {
-  if (!same_bytes(expected, seen)) w.machine().violate(fmt::format("wrong data: {} on rank {} in call {}", what, w.heap().rank, w.epoch()));
+  if (!same_bytes(expected, seen))
+    w.machine().violate(fmt::format("wrong data: {} on rank {} in call {}", what, w.heap().rank, w.epoch()));
 }
 
 template <class W>
 void expect_equal(W& w, int expected, int seen, const std::string& what) {
   if (expected != seen) {
-    w.machine().violate(fmt::format("wrong data: {} on rank {} in call {} is {}, not {}", what, w.heap().rank, w.epoch(), seen, expected));
+    w.machine().violate(
+        fmt::format("wrong data: {} on rank {} in call {} is {}, not {}", what, w.heap().rank, w.epoch(), seen, expected));
   }
 }
 
@@ -45,7 +47,8 @@ std::vector<std::byte> fetch(W& w, const std::byte* from, std::size_t bytes) {
 template <class Trip, class W = ExplorerWorker>
 class RoundTrips : public Scenario {
  public:
-  explicit RoundTrips(const Problem& problem) : batches_(problem), trip_(batches_), outputs_(static_cast<std::size_t>(problem.ranks)) {}
+  explicit RoundTrips(const Problem& problem)
+      : batches_(problem), trip_(batches_), outputs_(static_cast<std::size_t>(problem.ranks)) {}
 
   std::string name() const override { return fmt::format("{} ({})", Trip::name, batches_.problem().name()); }
   int ranks() const override { return batches_.problem().ranks; }

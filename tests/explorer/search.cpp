@@ -20,7 +20,8 @@ int running(const Machine& machine) {
   return machine.step_count() == 0 ? -1 : machine.steps()[static_cast<std::size_t>(machine.step_count() - 1)].worker;
 }
 bool touches_word(const Verb& verb) {
-  return std::any_of(verb.accesses.begin(), verb.accesses.end(), [](const Access& access) { return access.to != Access::To::plain; });
+  return std::any_of(verb.accesses.begin(), verb.accesses.end(),
+                     [](const Access& access) { return access.to != Access::To::plain; });
 }
 
 /// Depth first over all choices, by repeating the choices of the last run up to the last that has an alternative left.
@@ -90,11 +91,13 @@ class RandomStrategy : public Strategy {
     }
     const int current = running(machine);
     for (std::size_t i = 0; i < change_at_.size(); ++i) {
-      if (change_at_[i] == machine.step_count() && current >= 0) priorities_[static_cast<std::size_t>(current)] = static_cast<int>(i);
+      if (change_at_[i] == machine.step_count() && current >= 0)
+        priorities_[static_cast<std::size_t>(current)] = static_cast<int>(i);
     }
     int best = lowest(enabled);
     for (int worker = best + 1; worker < machine.workers(); ++worker) {
-      if (has(enabled, worker) && priorities_[static_cast<std::size_t>(worker)] > priorities_[static_cast<std::size_t>(best)]) best = worker;
+      if (has(enabled, worker) && priorities_[static_cast<std::size_t>(worker)] > priorities_[static_cast<std::size_t>(best)])
+        best = worker;
     }
     return best;
   }
@@ -136,7 +139,8 @@ class ReplayStrategy : public Strategy {
     }
     const int worker = choices_[next_++].worker;
     if (worker < 0 || worker >= machine.workers() || !has(enabled, worker)) {
-      throw std::invalid_argument(fmt::format("this schedule does not fit the scenario: worker {} cannot go on at step {}", worker, next_ - 1));
+      throw std::invalid_argument(
+          fmt::format("this schedule does not fit the scenario: worker {} cannot go on at step {}", worker, next_ - 1));
     }
     return worker;
   }

@@ -10,12 +10,12 @@
 namespace heddle::explorer {
 
 struct Report {
-  std::string how;               ///< the search, with its bound or seed
-  std::uint64_t schedules = 0;   ///< runs that came to an end
-  std::uint64_t given_up = 0;    ///< runs ended early because an equivalent one had been made
-  std::uint64_t steps = 0;       ///< over all runs
-  int longest = 0;               ///< most steps of a run
-  bool complete = false;         ///< nothing within the search's bound is left
+  std::string how;                                    ///< the search, with its bound or seed
+  std::uint64_t schedules = 0;                        ///< runs that came to an end
+  std::uint64_t given_up = 0;                         ///< runs ended early because an equivalent one had been made
+  std::uint64_t steps = 0;                            ///< over all runs
+  int longest = 0;                                    ///< most steps of a run
+  bool complete = false;                              ///< nothing within the search's bound is left
   std::optional<Violation> violation = std::nullopt;  ///< the first found; the search ends with it
 
   /// One line for a test's log.

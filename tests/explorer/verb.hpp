@@ -22,12 +22,12 @@ struct Access {
 struct Verb {
   VerbKind kind = VerbKind::local;
   std::vector<Access> accesses;
-  WordName name;                ///< of the word waited for
-  Word value = 0;               ///< stored, or the tag and least value waited for
-  bool any_tag = false;         ///< wait (a planted bug): every tag but 0 will do
-  std::size_t word = 0;         ///< heap offset of the word of publish, wait, peek
-  std::size_t version = 0;      ///< publish: which version of its word it made
-  std::uint32_t rung = 0;       ///< rest: rings already seen; publish: rings of the part after it
+  WordName name;                 ///< of the word waited for
+  Word value = 0;                ///< stored, or the tag and least value waited for
+  bool any_tag = false;          ///< wait (a planted bug): every tag but 0 will do
+  std::size_t word = 0;          ///< heap offset of the word of publish, wait, peek
+  std::size_t version = 0;       ///< publish: which version of its word it made
+  std::uint32_t rung = 0;        ///< rest: rings already seen; publish: rings of the part after it
   std::uint64_t generation = 0;  ///< barrier: the one that lets this worker pass
 
   void reset(VerbKind to);
@@ -41,8 +41,8 @@ bool dependent(const Verb& a, const Verb& b);
 /// One executed verb.
 struct Step {
   int worker = -1;
-  int number = 0;        ///< of this worker's steps, from 1
-  int alternative = 0;   ///< which of what it could have seen
+  int number = 0;       ///< of this worker's steps, from 1
+  int alternative = 0;  ///< which of what it could have seen
   Verb verb;
 };
 

@@ -15,7 +15,8 @@ void ExplorerWorker::store_word(Word* word, Word value, bool release) {
   verb.accesses.push_back({{part, part + 1}, Access::To::bell, true});
   machine_.step(id_);
   HeapMemory& memory = machine_.memory();
-  if (!memory.make_word(offset)) machine_.violate(fmt::format("{} was plain memory before it was a word", machine_.describe(offset)));
+  if (!memory.make_word(offset))
+    machine_.violate(fmt::format("{} was plain memory before it was a word", machine_.describe(offset)));
   memory.store_word(id_, offset, value, release);
   machine_.happening().version = memory.newest_version(offset);
   machine_.happening().rung = memory.rings(static_cast<int>(part));
@@ -28,7 +29,8 @@ std::size_t ExplorerWorker::choose_version(std::size_t oldest, std::size_t newes
 void ExplorerWorker::wait_for(const Word* word, const WordName& name, std::uint32_t least, std::uint32_t& value, const Wait& how) {
   HeapMemory& memory = machine_.memory();
   const std::size_t offset = machine_.range(word, sizeof(Word)).begin;
-  if (!memory.make_word(offset)) machine_.violate(fmt::format("{} was plain memory before it was a word", machine_.describe(offset)));
+  if (!memory.make_word(offset))
+    machine_.violate(fmt::format("{} was plain memory before it was a word", machine_.describe(offset)));
   Verb& verb = machine_.prepare(id_, VerbKind::wait);
   verb.word = offset;
   verb.value = pack_word(how.epoch == 0 ? epoch_ : how.epoch, least);
@@ -48,7 +50,8 @@ void ExplorerWorker::wait_for(const Word* word, const WordName& name, std::uint3
 bool ExplorerWorker::peek(const Word* word, std::uint32_t& value) {
   HeapMemory& memory = machine_.memory();
   const std::size_t offset = machine_.range(word, sizeof(Word)).begin;
-  if (!memory.make_word(offset)) machine_.violate(fmt::format("{} was plain memory before it was a word", machine_.describe(offset)));
+  if (!memory.make_word(offset))
+    machine_.violate(fmt::format("{} was plain memory before it was a word", machine_.describe(offset)));
   Verb& verb = machine_.prepare(id_, VerbKind::peek);
   verb.word = offset;
   verb.accesses.push_back({{offset, offset + sizeof(Word)}, Access::To::word, false});

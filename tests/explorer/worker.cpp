@@ -48,7 +48,8 @@ bool ExplorerWorker::begin() {
 }
 
 bool ExplorerWorker::in_heap(const void* address) const {
-  if (machine_.misses_heap(address)) machine_.violate(fmt::format("{} computed an address outside of every part", machine_.worker_name(id_)));
+  if (machine_.misses_heap(address))
+    machine_.violate(fmt::format("{} computed an address outside of every part", machine_.worker_name(id_)));
   return heap_.owner(address) >= 0;
 }
 
@@ -56,7 +57,8 @@ void ExplorerWorker::add_access(Verb& verb, const void* address, std::size_t byt
   if (!in_heap(address)) return;
   const Range range = machine_.range(address, bytes);
   if (machine_.memory().holds_word(range)) {
-    machine_.violate(fmt::format("{} touches the word at {} as plain memory", machine_.worker_name(id_), machine_.describe(range.begin)));
+    machine_.violate(
+        fmt::format("{} touches the word at {} as plain memory", machine_.worker_name(id_), machine_.describe(range.begin)));
   }
   verb.accesses.push_back({range, Access::To::plain, writes});
 }
@@ -162,7 +164,9 @@ Ticket ExplorerWorker::copy_row(std::byte* to, const std::byte* from, const RowF
   return start_copy(to, from, format.row_bytes(), nullptr, true);
 }
 
-Ticket ExplorerWorker::copy_bytes(void* to, const void* from, std::size_t bytes) { return start_copy(to, from, bytes, nullptr, false); }
+Ticket ExplorerWorker::copy_bytes(void* to, const void* from, std::size_t bytes) {
+  return start_copy(to, from, bytes, nullptr, false);
+}
 
 Ticket ExplorerWorker::quantise_row(std::byte* to, const bf16* from, const RowFormat& format) {
   return start_copy(to, from, static_cast<std::size_t>(format.hidden) * sizeof(bf16), &format, true);
@@ -218,7 +222,8 @@ void ExplorerWorker::sum_terms(bf16* out, const SumFormat& format, const LastTer
     if (term.row == nullptr) continue;
     read_plain(term.row, row.data(), row.size(), see);
     widen_row(row.data(), format.row, values.data());
-    for (std::size_t i = 0; i < hidden; ++i) sum[i] = format.weighted ? std::fma(term.weight, values[i], sum[i]) : sum[i] + values[i];
+    for (std::size_t i = 0; i < hidden; ++i)
+      sum[i] = format.weighted ? std::fma(term.weight, values[i], sum[i]) : sum[i] + values[i];
   }
   std::vector<bf16> result(hidden);
   if (last.row != nullptr) {

@@ -96,7 +96,7 @@ class ExplorerWorker {
     std::uint32_t ticket = 0;
     void* to = nullptr;
     const void* from = nullptr;
-    std::size_t source_bytes = 0;      ///< of an ordinary source that must not change, else 0
+    std::size_t source_bytes = 0;  ///< of an ordinary source that must not change, else 0
     std::vector<std::byte> source;
     std::vector<std::byte> result;
     bool reads_heap = false;

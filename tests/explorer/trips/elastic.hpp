@@ -40,8 +40,9 @@ struct ElasticMemory {
 template <Reduce reduce, bool expand>
 class ElasticTrip : public Trip<ElasticLayout, ElasticMemory> {
  public:
-  static constexpr const char* name = reduce == Reduce::rank ? (expand ? "elastic expanded, reduced at the rank" : "elastic, reduced at the rank")
-                                                             : (expand ? "elastic expanded, reduced at home" : "elastic, reduced at home");
+  static constexpr const char* name = reduce == Reduce::rank
+                                          ? (expand ? "elastic expanded, reduced at the rank" : "elastic, reduced at the rank")
+                                          : (expand ? "elastic expanded, reduced at home" : "elastic, reduced at home");
   explicit ElasticTrip(const Batches& batches) : Trip(batches) {
     layout_.reduce = reduce;
     place();
@@ -52,8 +53,8 @@ class ElasticTrip : public Trip<ElasticLayout, ElasticMemory> {
     ElasticMemory& own = memory(w);
     const ElasticScratch scratch = own.scratch();
     const auto room_rows = static_cast<int>(layout_.region_rows());
-    if (!elastic_send(w, layout_, input(call, w.heap().rank), batches_.placement(), scratch) || !elastic_receive(w, layout_, scratch) ||
-        !elastic_list(w, layout_, room_rows, batches_.placement(), scratch)) {
+    if (!elastic_send(w, layout_, input(call, w.heap().rank), batches_.placement(), scratch) ||
+        !elastic_receive(w, layout_, scratch) || !elastic_list(w, layout_, room_rows, batches_.placement(), scratch)) {
       return false;
     }
     return expand ? elastic_expand(w, layout_, scratch, own.by_expert(batches_.local_experts(w.heap().rank)))
@@ -66,7 +67,8 @@ class ElasticTrip : public Trip<ElasticLayout, ElasticMemory> {
     int i = 0;
     for (int s = 0; s < layout_.shape.ranks; ++s) {
       const std::vector<int> tokens = batches_.tokens_to(call, s, w.heap().rank);
-      expect_equal(w, static_cast<int>(tokens.size()), own.arrived[static_cast<std::size_t>(s)], fmt::format("the count from rank {}", s));
+      expect_equal(w, static_cast<int>(tokens.size()), own.arrived[static_cast<std::size_t>(s)],
+                   fmt::format("the count from rank {}", s));
       for (const int token : tokens) {
         expect_equal(w, token, own.home_tokens[static_cast<std::size_t>(i)], "the home of " + row_name(s, token));
         check_routing(w, call, s, token, static_cast<std::size_t>(i), own.routing());
@@ -93,8 +95,8 @@ class ElasticTrip : public Trip<ElasticLayout, ElasticMemory> {
  private:
   template <class W>
   void check_row(W& w, int call, int source, int token, int place) {
-    expect_bytes(w, batches_.row(call, source, token), memory(w).rows.data() + static_cast<std::size_t>(place) * layout_.wire.row_bytes(),
-                 row_name(source, token));
+    expect_bytes(w, batches_.row(call, source, token),
+                 memory(w).rows.data() + static_cast<std::size_t>(place) * layout_.wire.row_bytes(), row_name(source, token));
   }
   /// One pair's row, if it has one, and what its expert makes of it.
   template <class W>

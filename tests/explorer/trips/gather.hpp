@@ -79,7 +79,8 @@ class GatherTrip : public Trip<GatherLayout, GatherMemory> {
 
  private:
   std::size_t first_row(int call, int rank) const {
-    return static_cast<std::size_t>(gathering == Gathering::padded ? rank * batches_.largest(call) : batches_.tokens_before(call, rank));
+    return static_cast<std::size_t>(gathering == Gathering::padded ? rank * batches_.largest(call)
+                                                                   : batches_.tokens_before(call, rank));
   }
   std::size_t rows(int call) const { return first_row(call, layout_.shape.ranks); }
 };

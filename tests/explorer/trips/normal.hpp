@@ -21,7 +21,9 @@ struct NormalMemory {
         rows(all_rows(layout) * layout.wire.row_bytes()),
         returned(all_rows(layout) * layout.returned.row_bytes()),
         sums(all_rows(layout) * static_cast<std::size_t>(layout.wire.hidden)) {}
-  static std::size_t all_rows(const NormalLayout& layout) { return static_cast<std::size_t>(layout.shape.cap * layout.shape.ranks); }
+  static std::size_t all_rows(const NormalLayout& layout) {
+    return static_cast<std::size_t>(layout.shape.cap * layout.shape.ranks);
+  }
   NormalScratch scratch() { return {slots.data(), sent.data(), arrived.data(), wire_rows.data(), progress.data()}; }
   ArrivedRouting routing() { return {topk, local_ids.data(), weights.data()}; }
   int topk;
@@ -47,15 +49,16 @@ class NormalTrip : public Trip<NormalLayout, NormalMemory> {
     NormalMemory& own = memory(w);
     const SendInput sent = input(call, w.heap().rank);
     for (int token = w.index(); token < sent.tokens; token += w.count()) {
-      w.quantise_row(own.wire_rows.data() + static_cast<std::size_t>(token) * layout_.wire.row_bytes(), sent.hidden + token * hidden(), layout_.wire);
+      w.quantise_row(own.wire_rows.data() + static_cast<std::size_t>(token) * layout_.wire.row_bytes(),
+                     sent.hidden + token * hidden(), layout_.wire);
     }
     w.complete_all();
     if (!normal_exchange_counts(w, layout_, sent, batches_.placement(), own.scratch())) return false;
     w.end_launch();
     if (w.index() == 0) lay_out(own);
     w.end_launch();
-    return normal_dispatch(w, layout_, sent, batches_.placement(), own.scratch(), own.heard.data(), own.firsts.data(), own.rows.data(),
-                           own.routing());
+    return normal_dispatch(w, layout_, sent, batches_.placement(), own.scratch(), own.heard.data(), own.firsts.data(),
+                           own.rows.data(), own.routing());
   }
 
   template <class W>
@@ -64,7 +67,8 @@ class NormalTrip : public Trip<NormalLayout, NormalMemory> {
     std::size_t i = 0;
     for (int s = 0; s < layout_.shape.ranks; ++s) {
       const std::vector<int> tokens = batches_.tokens_to(call, s, w.heap().rank);
-      expect_equal(w, static_cast<int>(tokens.size()), own.arrived[static_cast<std::size_t>(s)], fmt::format("the count from rank {}", s));
+      expect_equal(w, static_cast<int>(tokens.size()), own.arrived[static_cast<std::size_t>(s)],
+                   fmt::format("the count from rank {}", s));
       for (const int token : tokens) {
         expect_bytes(w, batches_.row(call, s, token), own.rows.data() + i * layout_.wire.row_bytes(), row_name(s, token));
         check_routing(w, call, s, token, i, own.routing());
@@ -76,9 +80,10 @@ class NormalTrip : public Trip<NormalLayout, NormalMemory> {
   template <class W>
   bool combine(W& w, int call, bf16* out) {
     NormalMemory& own = memory(w);
-    return normal_return(w, layout_, own.scratch(), own.heard.data(), own.firsts.data(), own.sums.data(), own.returned_firsts.data(),
-                         own.returned.data()) &&
-           normal_collect(w, layout_, input(call, w.heap().rank), own.scratch(), own.returned_firsts.data(), own.returned.data(), {}, out);
+    return normal_return(w, layout_, own.scratch(), own.heard.data(), own.firsts.data(), own.sums.data(),
+                         own.returned_firsts.data(), own.returned.data()) &&
+           normal_collect(w, layout_, input(call, w.heap().rank), own.scratch(), own.returned_firsts.data(), own.returned.data(),
+                          {}, out);
   }
 
  private:

@@ -34,7 +34,8 @@ class OneSidedTrip : public Trip<OneSidedLayout, OneSidedMemory> {
     const int rank = w.heap().rank;
     for (int s = 0; s < layout_.shape.ranks; ++s) {
       const std::vector<int> tokens = batches_.tokens_to(call, s, rank);
-      expect_equal(w, static_cast<int>(tokens.size()), own.arrived[static_cast<std::size_t>(s)], fmt::format("the count from rank {}", s));
+      expect_equal(w, static_cast<int>(tokens.size()), own.arrived[static_cast<std::size_t>(s)],
+                   fmt::format("the count from rank {}", s));
       for (std::size_t slot = 0; slot < tokens.size(); ++slot) {
         const std::size_t number = OneSidedLayout::row_number(s, batches_.largest(call), static_cast<int>(slot));
         check_row(w, call, s, tokens[slot], number);

@@ -36,8 +36,10 @@ class Trip {
  protected:
   /// Once the layout is filled in: where its areas lie. There is always room to share the outputs.
   void place() {
-    const auto outputs = static_cast<std::size_t>(layout_.shape.ranks * layout_.shape.cap) * sizeof(bf16) * static_cast<std::size_t>(hidden());
-    layout_.areas = place_areas(layout_.shape.ranks, layout_.shape.max_local_experts, layout_.dispatch_bytes(), layout_.combine_bytes(), outputs);
+    const auto outputs =
+        static_cast<std::size_t>(layout_.shape.ranks * layout_.shape.cap) * sizeof(bf16) * static_cast<std::size_t>(hidden());
+    layout_.areas = place_areas(layout_.shape.ranks, layout_.shape.max_local_experts, layout_.dispatch_bytes(),
+                                layout_.combine_bytes(), outputs);
   }
   template <class W>
   Memory& memory(const W& w) {
@@ -89,7 +91,8 @@ class WithAllGather : public Way {
     if (!Way::combine(w, call, out) || !all_gather_rows(w, layout, first, tokens, all, out, everybody.data())) return false;
     for (int rank = 0; w.index() == 0 && rank < layout.shape.ranks; ++rank) {
       const auto begin = static_cast<std::size_t>(all_batches_.tokens_before(call, rank));
-      expect_bytes(w, all_batches_.outputs(call, rank), everybody.data() + begin * hidden, fmt::format("the gathered output of rank {}", rank));
+      expect_bytes(w, all_batches_.outputs(call, rank), everybody.data() + begin * hidden,
+                   fmt::format("the gathered output of rank {}", rank));
     }
     return true;
   }
