@@ -201,6 +201,30 @@ TEST(Checkpoint, UnalignedTensorsAreCopiedToAlignment) {
   EXPECT_TRUE(std::equal(layer.router.begin(), layer.router.end(), checkpoint.router_weights().begin()));
 }
 
+/// Kilobytes of the file's mapping that this process has touched.
+int resident_kilobytes(const std::string& path) {
+  std::ifstream maps("/proc/self/smaps");
+  bool inside = false;
+  int resident = 0;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find('-') < line.find(' ')) inside = line.ends_with(path);  // a mapping's first line starts with its addresses
+    if (inside && line.starts_with("Rss:")) resident += std::stoi(line.substr(4));
+  }
+  return resident;
+}
+
+TEST(Checkpoint, OnlyTheExpertsAskedForAreRead) {
+  LayerFileSpec spec = spec_of(WeightKind::mxfp4, Naming::hugging_face);
+  spec.shape = {512, 512, 8, 2, {}};
+  const LayerFile file = write_layer(spec);
+  const int all = static_cast<int>(std::filesystem::file_size(file.path) / 1024);
+  const auto layer = LayerCheckpoint::open(file.path);
+  EXPECT_GT(resident_kilobytes(file.path), 0);
+  EXPECT_LT(resident_kilobytes(file.path), all / 8);
+  for (const int id : {2, 5}) expect_same(layer.expert(id), file.experts[static_cast<std::size_t>(id)]);
+  EXPECT_LT(resident_kilobytes(file.path), all / 2);
+}
+
 TEST(Checkpoint, ViewsSurviveMovesAndThreadsShareThem) {
   const LayerFile file = write_layer(spec_of(WeightKind::bf16, Naming::fused_transposed));
   auto first = LayerCheckpoint::open(file.path);

@@ -1,9 +1,12 @@
 // Random weights and rows for the tests of the experts.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -28,10 +31,13 @@ struct OwnedWeights {
 };
 
 /// Values of about unit size times 1/sqrt(cols), every code that is finite possible.
-inline OwnedWeights random_weights(Random& random, WeightKind kind, int rows, int cols, ScaleFormat block_scale = ScaleFormat::f32) {
+inline OwnedWeights random_weights(Random& random, WeightKind kind, int rows, int cols,
+                                   ScaleFormat block_scale = ScaleFormat::f32) {
   OwnedWeights out;
   const auto count = static_cast<std::size_t>(rows) * static_cast<std::size_t>(cols);
-  const auto groups = [&](int group) { return static_cast<std::size_t>(rows) * static_cast<std::size_t>((cols + group - 1) / group); };
+  const auto groups = [&](int group) {
+    return static_cast<std::size_t>(rows) * static_cast<std::size_t>((cols + group - 1) / group);
+  };
   const auto bytes = [&](std::vector<std::byte>& to, std::size_t n, auto draw) {
     to.resize(n);
     for (std::byte& byte : to) {
@@ -98,8 +104,9 @@ struct OwnedRows {
   int count = 0;
 };
 
-/// Gaussian rows, each of its own size; as bf16, or quantised to wire rows.
-inline OwnedRows random_rows(Random& random, int count, int cols, Activation format, const Quantisation& quantisation) {
+/// Gaussian rows, each of its own size within 2^spread either way; as bf16, or quantised to wire rows.
+inline OwnedRows random_rows(Random& random, int count, int cols, Activation format, const Quantisation& quantisation,
+                             int spread = 3) {
   RowFormat wire;
   wire.wire = format == Activation::fp8 ? Wire::fp8 : Wire::bf16;
   wire.hidden = cols;
@@ -110,7 +117,7 @@ inline OwnedRows random_rows(Random& random, int count, int cols, Activation for
   std::vector<float> row(static_cast<std::size_t>(cols));
   std::normal_distribution<float> normal;
   for (int i = 0; i < count; ++i) {
-    const float size = std::exp2(static_cast<float>(pick(random, -3, 3)));
+    const float size = std::exp2(static_cast<float>(pick(random, -spread, spread)));
     for (float& value : row) {
       value = to_float(to_bf16(size * normal(random)));
     }
@@ -123,5 +130,55 @@ inline OwnedRows random_rows(Random& random, int count, int cols, Activation for
   out.view.scale_stride = wire.row_bytes();
   return out;
 }
+
+inline std::size_t size(int value) { return static_cast<std::size_t>(value); }
+
+/// A rank's experts with their storage.
+struct Layer {
+  std::vector<OwnedWeights> storage;
+  std::vector<ExpertWeights> views;
+  int hidden = 0;
+  int intermediate = 0;
+
+  Layer(Random& random, int experts, int h, int d, WeightKind kind) : hidden(h), intermediate(d) {
+    for (int expert = 0; expert < experts; ++expert) {
+      storage.push_back(random_weights(random, kind, d, h));
+      storage.push_back(random_weights(random, kind, d, h));
+      storage.push_back(random_weights(random, kind, h, d));
+    }
+    for (std::size_t i = 0; i < storage.size(); i += 3) {
+      views.push_back({storage[i].view, storage[i + 1].view, storage[i + 2].view});
+    }
+  }
+  HostExperts experts(const ExpertOptions& options) const { return {views, hidden, intermediate, options}; }
+};
+
+inline ExpertOptions random_options(Random& random) {
+  ExpertOptions options;
+  options.activation = pick(random, 0, 2) == 0 ? Activation::bf16 : Activation::fp8;
+  options.quantisation.group = pick(random, 0, 3) == 0 ? 32 : 128;
+  options.quantisation.scale = pick(random, 0, 1) == 0 ? ScaleFormat::f32 : ScaleFormat::ue8m0;
+  options.clamp = pick(random, 0, 1) == 0 ? std::nullopt : std::optional<float>(5.0f);
+  options.weight_at = pick(random, 0, 1) == 0 ? WeightAt::activation : WeightAt::combine;
+  return options;
+}
+
+/// Choices of count tokens: distinct experts within a token, some -1.
+struct Routing {
+  std::vector<int> ids;
+  std::vector<float> weights;
+
+  Routing(Random& random, int count, int topk, int experts) {
+    std::vector<int> all(size(experts));
+    std::iota(all.begin(), all.end(), 0);
+    for (int token = 0; token < count; ++token) {
+      std::shuffle(all.begin(), all.end(), random);
+      for (int choice = 0; choice < topk; ++choice) {
+        ids.push_back(choice < experts && pick(random, 0, 3) != 0 ? all[size(choice)] : -1);
+        weights.push_back(std::uniform_real_distribution<float>(0.0f, 1.0f)(random));
+      }
+    }
+  }
+};
 
 }  // namespace heddle::testing

@@ -34,7 +34,8 @@ double e2m1_value(int code) {
 
 /// Column `column` of row `row` from the definition of its kind.
 double expected_value(const WeightMatrix& weights, int row, int column) {
-  const std::size_t index = static_cast<std::size_t>(row) * static_cast<std::size_t>(weights.cols) + static_cast<std::size_t>(column);
+  const std::size_t index =
+      static_cast<std::size_t>(row) * static_cast<std::size_t>(weights.cols) + static_cast<std::size_t>(column);
   const auto byte = [](std::span<const std::byte> from, std::size_t i) { return static_cast<int>(from[i]); };
   const auto nibble = [&] { return (byte(weights.values, index / 2) >> (index % 2 == 0 ? 0 : 4)) & 15; };
   const auto scale = [&](int group) {
@@ -42,7 +43,8 @@ double expected_value(const WeightMatrix& weights, int row, int column) {
   };
   switch (weights.kind) {
     case WeightKind::bf16: {
-      const std::uint32_t bits = static_cast<std::uint32_t>(byte(weights.values, 2 * index) | (byte(weights.values, 2 * index + 1) << 8)) << 16;
+      const std::uint32_t bits =
+          static_cast<std::uint32_t>(byte(weights.values, 2 * index) | (byte(weights.values, 2 * index + 1) << 8)) << 16;
       float value;
       std::memcpy(&value, &bits, 4);
       return value;

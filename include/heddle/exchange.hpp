@@ -102,6 +102,7 @@ struct Arrived {
   int received = 0;             ///< rows that came over (this rank's own included)
   int real = 0;                 ///< pairs of a row and an expert of this rank
   bool host_waited = false;     ///< did the host wait for a count?
+  double regroup_seconds = 0;   ///< of dispatch_receive: laying arrived rows out for the runner
   // contiguous and masked: one row a pair
   const std::int32_t* begins = nullptr;   ///< [local experts]: first row of each expert
   const std::int32_t* counts = nullptr;   ///< [local experts]
@@ -119,6 +120,7 @@ struct Arrived {
 struct CombineOutput {
   bf16* out = nullptr;               ///< [tokens, H] of this rank
   const bf16* shared = nullptr;      ///< [tokens, H] added last, before the only rounding (shared expert), or null
+  const float* shared_factors = nullptr;  ///< [tokens]: `shared` is multiplied by it in f32 (a gated shared expert); null: 1
   // Tensor-parallel attention: this rank's tokens are rows [first, first + tokens) of a batch of
   // `all_tokens` that every rank wants. With GatherMode::tensor_parallel `out` is ignored.
   bf16* all_out = nullptr;           ///< [all_tokens, H] or null
@@ -126,7 +128,8 @@ struct CombineOutput {
   int all_tokens = 0;
 };
 
-/// Row bytes that this rank moved, without padding, by whether they crossed to another rank.
+/// Rows that this rank pushed to a rank, or pulled from one, and their bytes without padding; local: its
+/// own part. Copies inside a rank (packing, laying out by expert) are not transfers and not counted.
 struct ExchangeTraffic {
   std::uint64_t remote_bytes = 0;
   std::uint64_t local_bytes = 0;

@@ -93,7 +93,7 @@ bool sum_pairs(W& w, int n, const ArrivedRouting& routing, const std::int32_t* p
       const bf16* result = results + static_cast<std::size_t>(places[pair]) * static_cast<std::size_t>(hidden);
       return SumTerm{reinterpret_cast<const std::byte*>(result), routing.weights[pair]};
     };
-    w.reduce_rows(sums + static_cast<std::size_t>(i) * static_cast<std::size_t>(hidden), routing.topk, term, SumFormat{plain, weighted}, nullptr);
+    w.reduce_rows(sums + static_cast<std::size_t>(i) * static_cast<std::size_t>(hidden), routing.topk, term, SumFormat{plain, weighted}, LastTerm{});
   }
   return w.team_barrier();
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 namespace heddle {
 
@@ -96,19 +97,17 @@ void HostExchange::finish(const CombineOutput& output) {
     if (w.index() == 0) w.finish_epoch();
     return true;
   });
+  for (int d = 0; output.all_out != nullptr && !tensor_parallel && d < ranks(); ++d) count_rows(d, input_.tokens, all_gather_.row_bytes());
 }
 
-ExchangeTraffic HostExchange::take_traffic() {
-  ExchangeTraffic sum;
-  for (HostWorker& worker : workers_) {
-    const Traffic traffic = worker.take_traffic();
-    sum.remote_bytes += traffic.remote_bytes;
-    sum.local_bytes += traffic.local_bytes;
-    sum.remote_rows += traffic.remote_rows;
-    sum.local_rows += traffic.local_rows;
-  }
-  return sum;
+void HostExchange::count_rows(int peer, std::int64_t rows, std::size_t bytes_a_row) {
+  if (!workspace_.live()[static_cast<std::size_t>(peer)]) return;
+  const auto n = static_cast<std::uint64_t>(rows);
+  (peer == rank() ? traffic_.local_rows : traffic_.remote_rows) += n;
+  (peer == rank() ? traffic_.local_bytes : traffic_.remote_bytes) += n * bytes_a_row;
 }
+
+ExchangeTraffic HostExchange::take_traffic() { return std::exchange(traffic_, {}); }
 
 int count_pairs(const Arrived& arrived, int topk) {
   const std::int32_t* begin = arrived.local_ids;

@@ -54,6 +54,8 @@ class HostExchange : public Exchange {
   /// Checks the input before anything is written. What all ranks see alike is thrown alike; what only
   /// this rank sees also ends the others' waits.
   void accept(const ExchangeInput& input, const Step& step);
+  /// Notes rows that this rank pushed to `peer`, or pulled from it.
+  void count_rows(int peer, std::int64_t rows, std::size_t bytes_a_row);
   /// Shares the outputs where that is wanted and ends the call: after this the next one may begin.
   void finish(const CombineOutput& output);
 
@@ -76,6 +78,7 @@ class HostExchange : public Exchange {
   std::function<void()> hook_;
   AllGatherLayout all_gather_;
   std::vector<int> experts_on_;
+  ExchangeTraffic traffic_;
   int local_experts_ = 0;
   int most_tokens_ = 0;
 };
@@ -93,6 +96,8 @@ struct ExpandedRows {
   /// Fills the by-expert fields of what arrived.
   void describe(const ExchangeOptions& options, int local_experts, int ranks, const RowFormat& format, Arrived& arrived) const;
 };
+
+inline SharedRows shared_rows(const CombineOutput& output) { return {output.shared, output.shared_factors}; }
 
 /// Pairs of a row and one of this rank's experts among routed rows.
 int count_pairs(const Arrived& arrived, int topk);

@@ -18,6 +18,18 @@ struct SendInput {
   const float* weights = nullptr;       ///< [tokens, topk]
 };
 
+/// The shared expert's results, added last to the sums: rows [tokens, H] (null: none) and, where it is
+/// gated, a factor a token (null: 1).
+struct SharedRows {
+  const bf16* rows = nullptr;
+  const float* factors = nullptr;
+
+  HEDDLE_HOST_DEVICE LastTerm of(std::size_t token, std::size_t hidden) const {
+    if (rows == nullptr) return {};
+    return {rows + token * hidden, factors == nullptr ? 1.0f : factors[token]};
+  }
+};
+
 /// The placement as arrays.
 struct PlacementView {
   const int* rank_of = nullptr;      ///< [experts]

@@ -17,7 +17,8 @@ std::size_t size(int value) { return static_cast<std::size_t>(value); }
 
 void check_options(int hidden, int intermediate, const ExpertOptions& options) {
   if (hidden < 64 || hidden % 64 != 0 || intermediate < 64 || intermediate % 64 != 0) {
-    throw InputError(fmt::format("experts: hidden {} and intermediate {} must be multiples of 64, at least 64", hidden, intermediate));
+    throw InputError(
+        fmt::format("experts: hidden {} and intermediate {} must be multiples of 64, at least 64", hidden, intermediate));
   }
   if (options.quantisation.group != 128 && options.quantisation.group != 32) {
     throw InputError(fmt::format("experts: activation groups of {}; 128 and 32 are supported", options.quantisation.group));
@@ -35,7 +36,8 @@ void check_options(int hidden, int intermediate, const ExpertOptions& options) {
 
 void check_counts(const ExpertSet& set, const char* runner, const char* what, std::span<const int> counts, int most) {
   if (counts.size() != set.experts.size()) {
-    throw InputError(fmt::format("{} runner: {} has {} entries, but there are {} local experts", runner, what, counts.size(), set.experts.size()));
+    throw InputError(fmt::format("{} runner: {} has {} entries, but there are {} local experts", runner, what, counts.size(),
+                                 set.experts.size()));
   }
   for (std::size_t expert = 0; expert < counts.size(); ++expert) {
     if (counts[expert] < 0 || counts[expert] > most) {
@@ -73,8 +75,8 @@ void sort_choices(const ExpertSet& set, int count, int topk, const int* ids, con
   pairs.most_rows = count * topk;
   for (int choice = 0; choice < count * topk; ++choice) {
     if (ids[choice] < -1 || ids[choice] >= experts) {
-      throw InputError(fmt::format("routed runner: token {}, choice {} names local expert {}; it must be -1 to {}", choice / topk, choice % topk,
-                                   ids[choice], experts - 1));
+      throw InputError(fmt::format("routed runner: token {}, choice {} names local expert {}; it must be -1 to {}", choice / topk,
+                                   choice % topk, ids[choice], experts - 1));
     }
     if (ids[choice] >= 0) {
       ++pairs.masked_m[size(ids[choice])];
@@ -173,8 +175,8 @@ void HostExperts::contiguous(const RowView& rows, std::span<const int> row_begin
   run_chain(*impl_, 0, rows, workspace, {out.values, out.stride, nullptr}, report != nullptr ? *report : unused);
 }
 
-void HostExperts::masked(const RowView& rows, int block_rows, std::span<const int> masked_m, const float* row_weights, ResultRows out,
-                         ExpertReport* report, int most_rows) const {
+void HostExperts::masked(const RowView& rows, int block_rows, std::span<const int> masked_m, const float* row_weights,
+                         ResultRows out, ExpertReport* report, int most_rows) const {
   check_counts(*impl_, "masked", "masked_m", masked_m, block_rows);
   ExpertWorkspace& workspace = expert_workspace();
   workspace.pairs.clear(count());

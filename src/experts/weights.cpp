@@ -66,14 +66,15 @@ void check_weights(const WeightMatrix& weights, int rows, int cols, const std::s
     throw InputError(fmt::format("{}: the weight matrix is [{}, {}], but the layer's shape asks for [{}, {}]", name, weights.rows,
                                  weights.cols, rows, cols));
   }
-  const std::size_t values = static_cast<std::size_t>(rows) * static_cast<std::size_t>(cols) * static_cast<std::size_t>(kind.bits) / 8;
+  const std::size_t values =
+      static_cast<std::size_t>(rows) * static_cast<std::size_t>(cols) * static_cast<std::size_t>(kind.bits) / 8;
   if (weights.values.size() != values) {
-    throw InputError(fmt::format("{}: {} bytes of {} values for [{}, {}], but it takes {}", name, weights.values.size(), kind.name, rows,
-                                 cols, values));
+    throw InputError(fmt::format("{}: {} bytes of {} values for [{}, {}], but it takes {}", name, weights.values.size(), kind.name,
+                                 rows, cols, values));
   }
   if (weights.scales.size() != scale_bytes(weights)) {
-    throw InputError(fmt::format("{}: {} bytes of {} scales for [{}, {}], but it takes {}", name, weights.scales.size(), kind.name, rows,
-                                 cols, scale_bytes(weights)));
+    throw InputError(fmt::format("{}: {} bytes of {} scales for [{}, {}], but it takes {}", name, weights.scales.size(), kind.name,
+                                 rows, cols, scale_bytes(weights)));
   }
 }
 
@@ -83,7 +84,8 @@ void widen_row(const WeightMatrix& weights, int row, int begin, int end, float* 
   const auto group = static_cast<std::size_t>(storage(weights.kind).group);
   for (auto column = static_cast<std::size_t>(begin); column < static_cast<std::size_t>(end); ++column) {
     const std::size_t index = first + column;
-    const std::uint8_t scale = group == 0 ? 0 : byte_at(weights.scales, static_cast<std::size_t>(row) * ceil_div(cols, group) + column / group);
+    const std::uint8_t scale =
+        group == 0 ? 0 : byte_at(weights.scales, static_cast<std::size_t>(row) * ceil_div(cols, group) + column / group);
     switch (weights.kind) {
       case WeightKind::bf16: {
         bf16 value;

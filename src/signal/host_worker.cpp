@@ -22,24 +22,9 @@ void HostWorker::fail(const WordName& name, std::uint64_t expected, std::uint64_
   raise_abort(team_.heap, {name, team_.heap.rank, expected, seen});
 }
 
-void HostWorker::count_row(const void* to, const void* from, std::size_t bytes) {
-  const auto elsewhere = [this](const void* address) {
-    const int owner = team_.heap.owner(address);
-    return owner >= 0 && owner != team_.heap.rank;
-  };
-  if (elsewhere(to) || elsewhere(from)) {
-    traffic_.remote_bytes += bytes;
-    ++traffic_.remote_rows;
-  } else {
-    traffic_.local_bytes += bytes;
-    ++traffic_.local_rows;
-  }
-}
-
 Ticket HostWorker::copy_row(std::byte* to, const std::byte* from, const RowFormat& format) {
   verb();
   std::memcpy(to, from, format.row_bytes());
-  count_row(to, from, format.reported_bytes());
   return {};
 }
 
@@ -70,7 +55,6 @@ void HostWorker::add_words(std::byte* to, const std::byte* from, std::size_t byt
     a += b;
     std::memcpy(to + at, &a, sizeof a);
   }
-  count_row(to, from, bytes);
 }
 
 void HostWorker::publish(Word* word, std::uint32_t value) {
@@ -166,12 +150,11 @@ void HostWorker::add_to_sum(const SumTerm& term, const SumFormat& format) {
   } else {
     for (std::size_t i = 0; i < n; ++i) sum_[i] += widened_[i];
   }
-  count_row(sum_.data(), term.row, format.row.reported_bytes());
 }
 
-void HostWorker::finish_sum(bf16* out, int hidden, const bf16* last) {
+void HostWorker::finish_sum(bf16* out, int hidden, const LastTerm& last) {
   for (std::size_t i = 0; i < static_cast<std::size_t>(hidden); ++i) {
-    out[i] = to_bf16(last == nullptr ? sum_[i] : sum_[i] + to_float(last[i]));
+    out[i] = to_bf16(last.row == nullptr ? sum_[i] : sum_[i] + last.factor * to_float(last.row[i]));
   }
 }
 

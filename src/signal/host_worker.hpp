@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
-#include <utility>
 #include <vector>
 
 #include "formats/rows.hpp"
@@ -16,14 +15,6 @@
 #include "signal/worker.hpp"
 
 namespace heddle {
-
-/// Row bytes this worker moved (without padding), by whether they crossed to another rank.
-struct Traffic {
-  std::uint64_t remote_bytes = 0;
-  std::uint64_t local_bytes = 0;
-  std::uint64_t remote_rows = 0;
-  std::uint64_t local_rows = 0;
-};
 
 /// What all workers of one rank share during a call.
 struct HostTeam {
@@ -52,8 +43,6 @@ class HostWorker {
   bool live(int rank) const { return team_.live == nullptr || (*team_.live)[static_cast<std::size_t>(rank)]; }
   /// Begins a half: takes this rank's epoch anew.
   void start();
-  /// What was moved since the last call.
-  Traffic take_traffic() { return std::exchange(traffic_, {}); }
 
   bool begin();
   template <class T>
@@ -94,7 +83,7 @@ class HostWorker {
     return number;
   }
   template <class Terms>
-  void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const bf16* last) {
+  void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last) {
     verb();
     start_sum(format.row.hidden);
     for (int i = 0; i < n; ++i) {
@@ -114,15 +103,13 @@ class HostWorker {
   /// Looks again and again, asleep in between, until `arrived` holds; false on abort or deadline.
   template <class Arrived>
   bool wait(const Word* word, const WordName& name, std::uint64_t expected, Arrived arrived);
-  void count_row(const void* to, const void* from, std::size_t bytes);
   void start_sum(int hidden);
   void add_to_sum(const SumTerm& term, const SumFormat& format);
-  void finish_sum(bf16* out, int hidden, const bf16* last);
+  void finish_sum(bf16* out, int hidden, const LastTerm& last);
 
   const HostTeam& team_;
   int index_;
   std::uint32_t epoch_ = 0;
-  Traffic traffic_;
   std::vector<float> sum_;
   std::vector<float> widened_;
   std::vector<std::byte> staging_;

@@ -33,6 +33,12 @@ struct SumFormat {
   bool weighted = false;
 };
 
+/// What a sum ends with, before its only rounding: a bf16 row times a factor, or nothing.
+struct LastTerm {
+  const bf16* row = nullptr;
+  float factor = 1.0f;
+};
+
 // Verbs (W is a Worker, `word` and rows lie in the heap or in this rank's ordinary memory):
 //   w.index(), w.count()       which of this rank's workers this is
 //   w.heap()                   the HeapView
@@ -54,7 +60,7 @@ struct SumFormat {
 //                              rank's part changes; false when the deadline since look() has passed
 //   w.team_barrier()           all workers of this rank; orders their writes
 //   w.enumerate(n, wanted, found)  numbers the indices i < n with wanted(i): found(i, number); returns how many
-//   w.reduce_rows(out, n, terms, format, last)  out = bf16(sum over i < n of terms(i), then `last` if not null)
+//   w.reduce_rows(out, n, terms, format, last)  out = bf16(sum over i < n of terms(i), then last.factor * last.row)
 //   w.finish_epoch()           last verb of a round trip, by worker 0 after a team_barrier
 template <class W>
 concept Worker = requires(W& w, Word* word, const Word* seen, std::uint32_t& value, std::byte* row, const std::byte* source,

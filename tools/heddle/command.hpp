@@ -16,6 +16,8 @@ inline const CLI::Validator whole_number(
 
 /// Each of these adds one subcommand. Its callback runs after parsing; it throws heddle::Error
 /// (whose kind is the exit status) or sets `status`, which is 0 before.
+void add_run(CLI::App& app, int& status);
+void add_verify(CLI::App& app, int& status);
 void add_plan(CLI::App& app, int& status);
 
 }  // namespace heddle::tool

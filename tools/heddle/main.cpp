@@ -61,6 +61,8 @@ int main(int argc, char** argv) {
       "Exit status: 0 done, 1 a check failed, 2 bad arguments or files, 3 a run-time fault.\n`heddle COMMAND --help` says more.");
 
   int status = 0;
+  heddle::tool::add_run(app, status);
+  heddle::tool::add_verify(app, status);
   heddle::tool::add_plan(app, status);
 
   status = run(app, argc, argv, status);

@@ -19,43 +19,13 @@
 #include "heddle/version.hpp"
 #include "json_file.hpp"
 #include "plan/text.hpp"
+#include "words.hpp"
 
 namespace heddle::tool {
 
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-const std::map<std::string, Wire> wires{{"bf16", Wire::bf16}, {"fp8", Wire::fp8}, {"nvfp4", Wire::nvfp4}};
-const std::map<std::string, ScaleFormat> scales{{"ue8m0", ScaleFormat::ue8m0}, {"f32", ScaleFormat::f32}};
-const std::map<std::string, WeightKind> kinds{{"bf16", WeightKind::bf16},
-                                              {"fp8_block", WeightKind::fp8_block},
-                                              {"mxfp4", WeightKind::mxfp4},
-                                              {"nvfp4", WeightKind::nvfp4},
-                                              {"mxfp8", WeightKind::mxfp8}};
-
-template <typename Value>
-const std::string& word_of(const std::map<std::string, Value>& words, Value value) {
-  return std::find_if(words.begin(), words.end(), [&](const auto& word) { return word.second == value; })->first;
-}
-
-template <typename Value>
-std::string keys(const std::map<std::string, Value>& words) {
-  std::string text;
-  for (const auto& [word, value] : words) {
-    text += (text.empty() ? "" : ", ") + word;
-  }
-  return text;
-}
-
-template <typename Value>
-Value value_of(const std::map<std::string, Value>& words, const std::string& option, const std::string& word) {
-  const auto found = words.find(word);
-  if (found == words.end()) {
-    throw InputError(fmt::format("{} does not know '{}'; it takes {}", option, word, keys(words)));
-  }
-  return found->second;
-}
 
 /// What was typed; what was not is empty.
 struct PlanOptions {

@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <chrono>
+
 #include "exchange/elastic/protocol.hpp"
 #include "exchange/host_exchange.hpp"
 
@@ -23,6 +26,7 @@ class ElasticExchange final : public HostExchange {
   void dispatch_send(const ExchangeInput& input, const Step& step) override {
     accept(input, step);
     run([this](HostWorker& w) { return elastic_send(w, layout_, input_, placement_, scratch_); });
+    for (int d = 0; d < ranks(); ++d) count_rows(d, scratch_.sent[d], layout_.wire.reported_bytes());
   }
 
   Arrived dispatch_receive() override {
@@ -33,6 +37,7 @@ class ElasticExchange final : public HostExchange {
     // have room for the worst case and the rest is marked.
     if (options_.cpu_sync) reserve(static_cast<std::size_t>(received_));
     const int room = options_.cpu_sync ? received_ : static_cast<int>(layout_.region_rows());
+    const auto since = std::chrono::steady_clock::now();
     run([&](HostWorker& w) {
       if (!elastic_list(w, layout_, by_expert() ? received_ : room, placement_, scratch_)) return false;
       if (by_expert()) return elastic_expand(w, layout_, scratch_, expanded_.layout(options_, local_experts(), ranks()));
@@ -41,6 +46,7 @@ class ElasticExchange final : public HostExchange {
     Arrived arrived;
     arrived.received = received_;
     arrived.host_waited = options_.cpu_sync;
+    arrived.regroup_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count();
     if (by_expert()) {
       expanded_.describe(options_, local_experts(), ranks(), layout_.wire, arrived);
       return arrived;
@@ -70,11 +76,18 @@ class ElasticExchange final : public HostExchange {
       if (to_sum && !sum_pairs(w, received_, scratch_.routing, places, results, options_.hidden, weighted, sums_.data())) return false;
       return elastic_return(w, layout_, sums, results, places, scratch_);
     });
+    for (int s = 0, first = 0; s < ranks(); first += scratch_.arrived[s++]) {
+      const std::int32_t* begin = places + static_cast<std::ptrdiff_t>(first) * options_.topk;
+      const std::int32_t* end = begin + static_cast<std::ptrdiff_t>(scratch_.arrived[s]) * options_.topk;
+      const bool summed = options_.reduce == Reduce::rank;
+      count_rows(s, summed ? scratch_.arrived[s] : std::count_if(begin, end, [](std::int32_t place) { return place >= 0; }),
+                 layout_.returned.reported_bytes());
+    }
   }
 
   void combine_receive(const CombineOutput& output) override {
     const bool weighted = options_.weight_at == WeightAt::combine;
-    run([&](HostWorker& w) { return elastic_collect(w, layout_, input_, placement_, scratch_, weighted, output.shared, output.out); });
+    run([&](HostWorker& w) { return elastic_collect(w, layout_, input_, placement_, scratch_, weighted, shared_rows(output), output.out); });
     finish(output);
   }
 

@@ -143,7 +143,7 @@ bool elastic_return(W& w, const ElasticLayout& layout, const bf16* sums, const b
 /// out [tokens, H]: over ranks in ascending order (reduce = rank) or over choices (home).
 template <Worker W>
 bool elastic_collect(W& w, const ElasticLayout& layout, const SendInput& input, const PlacementView& placement, const ElasticScratch& scratch,
-                     bool weighted, const bf16* last, bf16* out) {
+                     bool weighted, const SharedRows& shared, bf16* out) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   for (int d = w.index(); d < heap.ranks; d += w.count()) {
@@ -166,7 +166,7 @@ bool elastic_collect(W& w, const ElasticLayout& layout, const SendInput& input, 
     };
     const auto term = [&](int i) { return by_rank ? of_rank(i) : of_choice(i); };
     w.reduce_rows(out + static_cast<std::size_t>(token) * hidden, by_rank ? heap.ranks : input.topk, term,
-                  SumFormat{layout.returned, weighted && !by_rank}, last == nullptr ? nullptr : last + static_cast<std::size_t>(token) * hidden);
+                  SumFormat{layout.returned, weighted && !by_rank}, shared.of(static_cast<std::size_t>(token), hidden));
   }
   return w.team_barrier();
 }

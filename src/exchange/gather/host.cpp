@@ -45,6 +45,7 @@ class GatherExchange final : public HostExchange {
         rows_ = input.tokens;
         break;
     }
+    count_dispatch();
   }
 
   Arrived dispatch_receive() override {
@@ -69,8 +70,9 @@ class GatherExchange final : public HostExchange {
       share_sums(output);
     } else {
       run([&](HostWorker& w) {
-        return gather_pull(w, layout_, static_cast<std::size_t>(first_), static_cast<std::size_t>(input_.tokens), output.shared, output.out);
+        return gather_pull(w, layout_, static_cast<std::size_t>(first_), static_cast<std::size_t>(input_.tokens), shared_rows(output), output.out);
       });
+      for (int d = 0; d < ranks(); ++d) count_rows(d, input_.tokens, layout_.returned.reported_bytes());
     }
     finish(output);
   }
@@ -129,13 +131,29 @@ class GatherExchange final : public HostExchange {
   void share_sums(const CombineOutput& output) {
     const int begin = static_cast<int>(static_cast<long long>(rows_) * rank() / ranks());
     const int end = static_cast<int>(static_cast<long long>(rows_) * (rank() + 1) / ranks());
-    const bf16* shared = output.shared == nullptr ? nullptr : output.shared + static_cast<std::size_t>(begin) * static_cast<std::size_t>(options_.hidden);
+    SharedRows shared = shared_rows(output);
+    if (shared.rows != nullptr) shared.rows += static_cast<std::size_t>(begin) * static_cast<std::size_t>(options_.hidden);
+    if (shared.factors != nullptr) shared.factors += begin;
     const auto rows = static_cast<std::size_t>(end - begin);
     run([&](HostWorker& w) {
       return gather_pull(w, layout_, static_cast<std::size_t>(begin), rows, shared, slice_.data()) &&
              all_gather_rows(w, all_gather_layout(), static_cast<std::size_t>(begin), rows, static_cast<std::size_t>(rows_), slice_.data(),
                              output.all_out);
     });
+    for (int d = 0; d < ranks(); ++d) {
+      count_rows(d, end - begin, layout_.returned.reported_bytes());
+      count_rows(d, end - begin, all_gather_layout().row_bytes());
+    }
+  }
+
+  /// An all-gather pushes the own tokens to all; an all-reduce pulls a share of all rows from all and
+  /// pushes the sums to all.
+  void count_dispatch() {
+    if (mode() == GatherMode::tensor_parallel) return;
+    const int share = rows_ / ranks() + (rank() < rows_ % ranks() ? 1 : 0);
+    for (int d = 0; d < ranks(); ++d) {
+      count_rows(d, mode() == GatherMode::zero_filled ? 2 * share : input_.tokens, layout_.wire.reported_bytes());
+    }
   }
 
   GatherLayout layout_;

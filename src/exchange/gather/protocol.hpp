@@ -125,7 +125,7 @@ bool gather_offer(W& w, const GatherLayout& layout, std::size_t rows, const bf16
 
 /// out [rows, H] = sum over ranks, ascending, of their partial sums of rows [first, first + rows).
 template <Worker W>
-bool gather_pull(W& w, const GatherLayout& layout, std::size_t first, std::size_t rows, const bf16* last, bf16* out) {
+bool gather_pull(W& w, const GatherLayout& layout, std::size_t first, std::size_t rows, const SharedRows& shared, bf16* out) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   if (!gather_hear_all(w, [&](int peer) { return layout.partial_word(peer); }, WordKind::gather_partial, nullptr)) return false;
@@ -134,7 +134,7 @@ bool gather_pull(W& w, const GatherLayout& layout, std::size_t first, std::size_
     const auto term = [&](int d) {
       return w.live(d) ? SumTerm{heap.at<std::byte>(d, layout.partial(first + row))} : SumTerm{};
     };
-    w.reduce_rows(out + row * hidden, heap.ranks, term, SumFormat{layout.returned, false}, last == nullptr ? nullptr : last + row * hidden);
+    w.reduce_rows(out + row * hidden, heap.ranks, term, SumFormat{layout.returned, false}, shared.of(row, hidden));
   }
   return w.team_barrier();
 }

@@ -35,6 +35,7 @@ class LowLatencyExchange final : public HostExchange {
   void dispatch_send(const ExchangeInput& input, const Step& step) override {
     accept(input, step);
     run([this](HostWorker& w) { return low_latency_send(w, layout_, input_, placement_, scratch_); });
+    for (int e = 0; e < shape_.experts; ++e) count_rows(placement_.rank_of[e], scratch_.sent[e], layout_.wire.reported_bytes());
   }
 
   Arrived dispatch_receive() override {
@@ -56,11 +57,14 @@ class LowLatencyExchange final : public HostExchange {
 
   void combine_send(const bf16* results) override {
     run([&](HostWorker& w) { return low_latency_return(w, layout_, local_experts(), results, scratch_); });
+    for (int region = 0; region < local_experts() * ranks(); ++region) {
+      count_rows(region % ranks(), scratch_.arrived[region], layout_.returned.reported_bytes());
+    }
   }
 
   void combine_receive(const CombineOutput& output) override {
     const bool weighted = options_.weight_at == WeightAt::combine;
-    run([&](HostWorker& w) { return low_latency_collect(w, layout_, input_, placement_, weighted, output.shared, output.out); });
+    run([&](HostWorker& w) { return low_latency_collect(w, layout_, input_, placement_, weighted, shared_rows(output), output.out); });
     finish(output);
   }
 

@@ -118,10 +118,10 @@ bool low_latency_return(W& w, const LowLatencyLayout& layout, int local_experts,
 }
 
 /// out [tokens, H] = sum of a token's slots in choice order, choices without an expert or on a dead rank
-/// left out; with `weighted` each is multiplied by its routing weight. `last` as in every way.
+/// left out; with `weighted` each is multiplied by its routing weight. `shared` is added last.
 template <Worker W>
 bool low_latency_collect(W& w, const LowLatencyLayout& layout, const SendInput& input, const PlacementView& placement, bool weighted,
-                         const bf16* last, bf16* out) {
+                         const SharedRows& shared, bf16* out) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   for (int d = w.index(); d < heap.ranks; d += w.count()) {
@@ -138,7 +138,7 @@ bool low_latency_collect(W& w, const LowLatencyLayout& layout, const SendInput& 
       return SumTerm{heap.mine<std::byte>(layout.slot(static_cast<std::size_t>(pair))), input.weights[pair]};
     };
     w.reduce_rows(out + static_cast<std::size_t>(token) * hidden, input.topk, term, SumFormat{layout.returned, weighted},
-                  last == nullptr ? nullptr : last + static_cast<std::size_t>(token) * hidden);
+                  shared.of(static_cast<std::size_t>(token), hidden));
   }
   return w.team_barrier();
 }

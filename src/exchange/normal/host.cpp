@@ -1,3 +1,5 @@
+#include <chrono>
+
 #include "exchange/host_exchange.hpp"
 #include "exchange/normal/protocol.hpp"
 
@@ -52,7 +54,11 @@ class NormalExchange final : public HostExchange {
     reserve(static_cast<std::size_t>(received_), static_cast<std::size_t>(returned));
     const ArrivedRouting routing{options_.topk, local_ids_.data(), weights_.data()};
     run([&](HostWorker& w) {
-      if (!normal_dispatch(w, layout_, input_, placement_, scratch_, heard_.data(), firsts_.data(), rows_.data(), routing)) return false;
+      return normal_dispatch(w, layout_, input_, placement_, scratch_, heard_.data(), firsts_.data(), rows_.data(), routing);
+    });
+    for (int d = 0; d < ranks(); ++d) count_rows(d, scratch_.sent[d], layout_.wire.reported_bytes());
+    const auto since = std::chrono::steady_clock::now();
+    run([&](HostWorker& w) {
       if (!by_expert()) return true;
       const auto row_of = [&](int i) { return rows_.data() + static_cast<std::size_t>(i) * layout_.wire.row_bytes(); };
       return expand_rows(w, received_, routing, layout_.wire, row_of, expanded_.layout(options_, local_experts(), ranks()));
@@ -60,6 +66,7 @@ class NormalExchange final : public HostExchange {
     Arrived arrived;
     arrived.received = received_;
     arrived.host_waited = true;
+    arrived.regroup_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count();
     if (by_expert()) {
       expanded_.describe(options_, local_experts(), ranks(), layout_.wire, arrived);
       return arrived;
@@ -83,11 +90,12 @@ class NormalExchange final : public HostExchange {
       return normal_return(w, layout_, scratch_, heard_.data(), firsts_.data(), by_expert() ? sums_.data() : results, returned_firsts_.data(),
                            returned_.data());
     });
+    for (int home = 0; home < ranks(); ++home) count_rows(home, scratch_.arrived[home], layout_.returned.reported_bytes());
   }
 
   void combine_receive(const CombineOutput& output) override {
     run([&](HostWorker& w) {
-      return normal_collect(w, layout_, input_, scratch_, returned_firsts_.data(), returned_.data(), output.shared, output.out);
+      return normal_collect(w, layout_, input_, scratch_, returned_firsts_.data(), returned_.data(), shared_rows(output), output.out);
     });
     finish(output);
   }

@@ -188,7 +188,7 @@ bool normal_return(W& w, const NormalLayout& layout, const NormalScratch& scratc
 /// out [tokens, H] = sum over ranks, ascending, of the rows they returned.
 template <Worker W>
 bool normal_collect(W& w, const NormalLayout& layout, const SendInput& input, const NormalScratch& scratch, const std::int32_t* returned_firsts,
-                    const std::byte* returned, const bf16* last, bf16* out) {
+                    const std::byte* returned, const SharedRows& shared, bf16* out) {
   if (!w.begin()) return false;
   const int ranks = w.heap().ranks;
   const auto hidden = static_cast<std::size_t>(layout.returned.hidden);
@@ -199,7 +199,7 @@ bool normal_collect(W& w, const NormalLayout& layout, const SendInput& input, co
       return SumTerm{returned + static_cast<std::size_t>(returned_firsts[d] + slot) * layout.returned.row_bytes()};
     };
     w.reduce_rows(out + static_cast<std::size_t>(token) * hidden, ranks, term, SumFormat{layout.returned, false},
-                  last == nullptr ? nullptr : last + static_cast<std::size_t>(token) * hidden);
+                  shared.of(static_cast<std::size_t>(token), hidden));
   }
   return w.team_barrier();
 }

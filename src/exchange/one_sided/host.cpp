@@ -26,6 +26,7 @@ class OneSidedExchange final : public HostExchange {
     accept(input, step);
     for (std::size_t p = 0; p < input.extra.size(); ++p) scratch_.extra[p] = input.extra[p];
     run([this](HostWorker& w) { return one_sided_send(w, layout_, step_.max_tokens, input_, placement_, scratch_); });
+    for (int d = 0; d < ranks(); ++d) count_rows(d, scratch_.sent[d], layout_.wire.reported_bytes());
   }
 
   Arrived dispatch_receive() override {
@@ -61,7 +62,8 @@ class OneSidedExchange final : public HostExchange {
   }
 
   void combine_receive(const CombineOutput& output) override {
-    run([&](HostWorker& w) { return one_sided_pull(w, layout_, step_.max_tokens, input_, scratch_, output.shared, output.out); });
+    run([&](HostWorker& w) { return one_sided_pull(w, layout_, step_.max_tokens, input_, scratch_, shared_rows(output), output.out); });
+    for (int d = 0; d < ranks(); ++d) count_rows(d, scratch_.sent[d], layout_.returned.reported_bytes());
     finish(output);
   }
 

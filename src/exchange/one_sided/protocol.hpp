@@ -82,11 +82,10 @@ bool one_sided_offer(W& w, const OneSidedLayout& layout, int block_rows, const b
   return true;
 }
 
-/// out [tokens, H] = sum of the partial rows of a token's ranks, in ascending rank order; `last`
-/// [tokens, H], if given, is added at the end (the shared expert).
+/// out [tokens, H] = sum of the partial rows of a token's ranks, in ascending rank order; `shared` is added last.
 template <Worker W>
 bool one_sided_pull(W& w, const OneSidedLayout& layout, int block_rows, const SendInput& input, const OneSidedScratch& scratch,
-                    const bf16* last, bf16* out) {
+                    const SharedRows& shared, bf16* out) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   for (int d = w.index(); d < heap.ranks; d += w.count()) {
@@ -102,7 +101,7 @@ bool one_sided_pull(W& w, const OneSidedLayout& layout, int block_rows, const Se
       return SumTerm{heap.at<std::byte>(d, layout.result(OneSidedLayout::row_number(heap.rank, block_rows, slot)))};
     };
     w.reduce_rows(out + static_cast<std::size_t>(token) * hidden, heap.ranks, term, SumFormat{layout.returned, false},
-                  last == nullptr ? nullptr : last + static_cast<std::size_t>(token) * hidden);
+                  shared.of(static_cast<std::size_t>(token), hidden));
   }
   return w.team_barrier();
 }

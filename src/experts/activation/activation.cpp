@@ -24,7 +24,8 @@ void check_rows(std::span<const int> masked_m, int most_rows) {
     rows += masked_m[expert];
   }
   if (rows > most_rows) {
-    throw InputError(fmt::format("activation: the experts have {} rows, but there can be {} (tokens of all ranks x top-k)", rows, most_rows));
+    throw InputError(
+        fmt::format("activation: the experts have {} rows, but there can be {} (tokens of all ranks x top-k)", rows, most_rows));
   }
 }
 
@@ -48,11 +49,15 @@ GridCounts run_grid(std::span<const int> masked_m, int blocks, const Block& bloc
 
 }  // namespace
 
-std::size_t ActivationStep::value_bytes() const { return static_cast<std::size_t>(intermediate) * (format == Activation::fp8 ? 1 : 2); }
+std::size_t ActivationStep::value_bytes() const {
+  return static_cast<std::size_t>(intermediate) * (format == Activation::fp8 ? 1 : 2);
+}
 
 std::size_t ActivationStep::scale_bytes() const {
   const int groups = (intermediate + quantisation.group - 1) / quantisation.group;
-  return format == Activation::bf16 ? 0 : static_cast<std::size_t>(groups) * (quantisation.scale == ScaleFormat::f32 ? sizeof(float) : 1);
+  return format == Activation::bf16
+             ? 0
+             : static_cast<std::size_t>(groups) * (quantisation.scale == ScaleFormat::f32 ? sizeof(float) : 1);
 }
 
 RowView ActivationStep::view() const { return {format, values, value_bytes(), scales, scale_bytes()}; }
@@ -71,7 +76,8 @@ void activate_row(const ActivationStep& step, const FlatRow& row) {
   }
   std::byte* values = step.values + place * step.value_bytes();
   if (step.format == Activation::fp8) {
-    quantise_fp8(v, step.intermediate, step.quantisation, reinterpret_cast<std::uint8_t*>(values), step.scales + place * step.scale_bytes());
+    quantise_fp8(v, step.intermediate, step.quantisation, reinterpret_cast<std::uint8_t*>(values),
+                 step.scales + place * step.scale_bytes());
   } else {
     tile_kernels().round(v, step.intermediate, reinterpret_cast<bf16*>(values));
   }

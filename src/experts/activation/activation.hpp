@@ -15,15 +15,15 @@ namespace heddle {
 /// One activation step. Buffers have a row for each flat row (block_rows = 0), or block_rows for each
 /// expert, of which the first masked_m[e] are real; other rows are neither read nor written.
 struct ActivationStep {
-  int intermediate = 0;             ///< D
-  const bf16* gate_up = nullptr;    ///< [rows, 2 D]: the gate half, then the up half
-  const float* weights = nullptr;   ///< one a row; null: 1
+  int intermediate = 0;            ///< D
+  const bf16* gate_up = nullptr;   ///< [rows, 2 D]: the gate half, then the up half
+  const float* weights = nullptr;  ///< one a row; null: 1
   int block_rows = 0;
   std::optional<float> clamp;
   Activation format = Activation::fp8;
   Quantisation quantisation;
-  std::byte* values = nullptr;      ///< [rows, D] e4m3 or bf16
-  std::byte* scales = nullptr;      ///< [rows, scale_bytes()], fp8 only
+  std::byte* values = nullptr;  ///< [rows, D] e4m3 or bf16
+  std::byte* scales = nullptr;  ///< [rows, scale_bytes()], fp8 only
 
   std::size_t value_bytes() const;
   std::size_t scale_bytes() const;

@@ -45,8 +45,9 @@ struct FlatRow {
 
   /// Where it lies in a buffer [experts, block_rows, ..]; with block_rows = 0 the buffer has no gaps.
   HEDDLE_HOST_DEVICE std::size_t place(int block_rows) const {
-    return block_rows == 0 ? static_cast<std::size_t>(flat)
-                           : static_cast<std::size_t>(expert) * static_cast<std::size_t>(block_rows) + static_cast<std::size_t>(row);
+    return block_rows == 0
+               ? static_cast<std::size_t>(flat)
+               : static_cast<std::size_t>(expert) * static_cast<std::size_t>(block_rows) + static_cast<std::size_t>(row);
   }
 };
 

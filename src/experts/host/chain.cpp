@@ -68,7 +68,8 @@ void run_activation(const ExpertSet& set, const PairList& pairs, const Activatio
 
 }  // namespace
 
-void run_chain(const ExpertSet& set, int first, const RowView& rows, ExpertWorkspace& workspace, const GemmOutput& out, ExpertReport& report) {
+void run_chain(const ExpertSet& set, int first, const RowView& rows, ExpertWorkspace& workspace, const GemmOutput& out,
+               ExpertReport& report) {
   const PairList& pairs = workspace.pairs;
   const ExpertOptions& options = set.options;
   const auto width = static_cast<std::size_t>(set.intermediate);
@@ -80,7 +81,8 @@ void run_chain(const ExpertSet& set, int first, const RowView& rows, ExpertWorks
       const ExpertWeights& weights = set.experts[static_cast<std::size_t>(first + expert)];
       bf16* gate = workspace.gate_up.data() + static_cast<std::size_t>(begin) * 2 * width;
       workspace.operand.pack(rows, pairs.source.data() + begin, count, set.hidden, options.activation, options.quantisation);
-      report.row_blocks += workspace.engine.multiply(workspace.operand, weights.gate, options.row_block, {gate, 2 * width, nullptr});
+      report.row_blocks +=
+          workspace.engine.multiply(workspace.operand, weights.gate, options.row_block, {gate, 2 * width, nullptr});
       workspace.engine.multiply(workspace.operand, weights.up, options.row_block, {gate + width, 2 * width, nullptr});
     });
   }
@@ -91,8 +93,10 @@ void run_chain(const ExpertSet& set, int first, const RowView& rows, ExpertWorks
   const PhaseTimer timer(report.gemm2);
   for_pieces(pairs, options.row_block, [&](int expert, int begin, int count) {
     const ExpertWeights& weights = set.experts[static_cast<std::size_t>(first + expert)];
-    workspace.operand.pack(from_row(step.view(), begin), nullptr, count, set.intermediate, options.activation, options.quantisation);
-    workspace.engine.multiply(workspace.operand, weights.down, options.row_block, {out.values, out.stride, pairs.target.data() + begin});
+    workspace.operand.pack(from_row(step.view(), begin), nullptr, count, set.intermediate, options.activation,
+                           options.quantisation);
+    workspace.engine.multiply(workspace.operand, weights.down, options.row_block,
+                              {out.values, out.stride, pairs.target.data() + begin});
   });
 }
 

@@ -17,6 +17,7 @@ struct ExpertSet {
 };
 
 /// Computes workspace.pairs into out. `first` is the expert that masked_m[0] belongs to.
-void run_chain(const ExpertSet& set, int first, const RowView& rows, ExpertWorkspace& workspace, const GemmOutput& out, ExpertReport& report);
+void run_chain(const ExpertSet& set, int first, const RowView& rows, ExpertWorkspace& workspace, const GemmOutput& out,
+               ExpertReport& report);
 
 }  // namespace heddle

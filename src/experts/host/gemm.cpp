@@ -39,15 +39,15 @@ void TileEngine::widen(const WeightMatrix& weights, const Columns& columns, int 
   tile_kernels().widen_weights(weights, columns.first, columns.real, begin, count, weights_.data() + tile::guard * tile::step);
 }
 
-void TileEngine::accumulate(const Operand& rows, const WeightMatrix& weights, const Columns& columns, int step, int first, int count,
-                            float* sums) {
+void TileEngine::accumulate(const Operand& rows, const WeightMatrix& weights, const Columns& columns, int step, int first,
+                            int count, float* sums) {
   const int begin = step * tile::step;
   const int end = std::min(begin + tile::step, weights.cols);
   const int padded = tile::round_up(count, tile::row_unit);
   for (int k = begin; k < end; k += rows.group()) {
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, padded, columns.stride(), std::min(rows.group(), end - k), 1.0f,
-                rows.values(step, first) + (k - begin), tile::step, weights_.data() + (k - begin), tile::step, 0.0f, partial_.data(),
-                columns.stride());
+                rows.values(step, first) + (k - begin), tile::step, weights_.data() + (k - begin), tile::step, 0.0f,
+                partial_.data(), columns.stride());
     for (int part = 0; part < columns.real; part += scale_block) {
       const float weight_scale = promotion_scale(weights, columns.first + part, step);
       const int values = std::min(scale_block, columns.real - part);

@@ -31,7 +31,8 @@ class TileEngine {
  private:
   struct Columns;  // one tile of weight rows
   void widen(const WeightMatrix& weights, const Columns& columns, int step);
-  void accumulate(const Operand& rows, const WeightMatrix& weights, const Columns& columns, int step, int first, int count, float* sums);
+  void accumulate(const Operand& rows, const WeightMatrix& weights, const Columns& columns, int step, int first, int count,
+                  float* sums);
 
   Scratch<float> weights_;  // [guard + width + guard, 128]
   Scratch<float> partial_;  // [block, guard + width + guard]

@@ -22,6 +22,12 @@ template <class T>
   return value;
 }
 
+constexpr int prefetch_rows = 8;
+
+int bits_a_value(WeightKind kind) {
+  return kind == WeightKind::bf16 ? 16 : (kind == WeightKind::mxfp4 || kind == WeightKind::nvfp4 ? 4 : 8);
+}
+
 /// Values of the scale bytes.
 struct ScaleTables {
   std::array<float, 256> ue8m0;

@@ -46,7 +46,8 @@ void Operand::pack_fp8(const std::byte* values, const std::byte* scales, ScaleFo
   }
 }
 
-void Operand::pack(const RowView& view, const int* rows, int count, int cols, Activation activation, const Quantisation& quantisation) {
+void Operand::pack(const RowView& view, const int* rows, int count, int cols, Activation activation,
+                   const Quantisation& quantisation) {
   count_ = count;
   padded_ = tile::round_up(count_, tile::row_unit);
   cols_ = cols;

@@ -8,7 +8,7 @@ namespace heddle {
 /// Pairs in the order of the flat list: expert 0's first. Pair i is row source[i] of the arrived rows and
 /// its result is row target[i] of the output.
 struct PairList {
-  std::vector<int> masked_m;   ///< pairs of each local expert
+  std::vector<int> masked_m;  ///< pairs of each local expert
   std::vector<int> source;
   std::vector<int> target;
   std::vector<float> weights;  ///< one a pair; empty: 1

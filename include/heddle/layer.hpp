@@ -1,0 +1,126 @@
+// One MoE layer on one rank: a way, a runner and the experts, as one call from tokens to outputs.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "heddle/checkpoint.hpp"
+#include "heddle/exchange.hpp"
+#include "heddle/experts.hpp"
+#include "heddle/group.hpp"
+#include "heddle/routing.hpp"
+#include "heddle/shape.hpp"
+
+namespace heddle {
+
+/// What happens to the shared expert of a layer that has one.
+enum class SharedMode : std::uint8_t {
+  alone,  ///< computed by itself on the rank's own tokens
+  fused,  ///< one more expert of every rank, an extra choice of every own token that never travels
+};
+
+/// Everything a layer is created with. The same on all ranks.
+struct LayerOptions {
+  Way way = Way::low_latency;
+  RunnerKind runner = RunnerKind::automatic;  ///< automatic: what the way's layout wants
+  int cap = 0;                                ///< most tokens a rank may bring
+  std::optional<Activation> activation;       ///< default: bf16 where the weights are bf16, else fp8
+  Quantisation quantisation;
+  std::optional<Wire> wire;                   ///< default: what the runner takes
+  Wire combine_wire = Wire::bf16;
+  WeightAt weight_at = WeightAt::activation;
+  Reduce reduce = Reduce::rank;               ///< elastic only
+  bool cpu_sync = false;                      ///< elastic only
+  GatherMode gather = GatherMode::padded;     ///< gather only
+  std::optional<float> clamp;                 ///< L of the SwiGLU clamp
+  SharedMode shared = SharedMode::alone;
+  /// Tensor-parallel attention: forward() takes the whole batch on every rank, each rank keeps its slice
+  /// for the round trip, and every rank gets all outputs. With gather nothing is sent at all.
+  bool tensor_parallel = false;
+  int workers = 1;                            ///< protocol threads a rank (host engine)
+};
+
+/// Where a layer's weights come from: a checkpoint, or anything that can hand out experts by id.
+struct LayerSource {
+  LayerShape shape;
+  WeightKind kind = WeightKind::bf16;
+  std::function<ExpertWeights(int)> expert;  ///< views that stay valid as long as the source's owner
+  std::optional<SharedExpert> shared;
+};
+
+/// `checkpoint` must outlive what is made of the source.
+LayerSource source_of(const LayerCheckpoint& checkpoint);
+
+/// One rank's share of a layer: its own experts in local order, and the shared expert.
+struct LayerWeights {
+  LayerShape shape;
+  WeightKind kind = WeightKind::bf16;
+  Placement placement;
+  std::vector<ExpertWeights> experts;
+  std::optional<SharedExpert> shared;
+
+  /// Views into the source, which must outlive the layer. Asks for this rank's experts only.
+  static LayerWeights load(const LayerSource& source, const Placement& placement, int rank);
+};
+
+/// The exchange that a layer of these weights and options needs. Throws InputError for options that do
+/// not fit together or do not fit the weights.
+ExchangeOptions exchange_options(const LayerWeights& weights, const LayerOptions& options);
+
+/// Seconds and bytes of one phase of a call; remote bytes crossed to another rank.
+struct PhaseReport {
+  double seconds = 0;
+  std::uint64_t remote_bytes = 0;
+  std::uint64_t local_bytes = 0;
+};
+
+/// What the last call did on this rank.
+struct LayerReport {
+  PhaseReport dispatch, regroup, gemm1, activation, gemm2, combine;
+  double shared_seconds = 0;
+  ArrivedLayout layout = ArrivedLayout::routed;
+  bool host_waited = false;
+  std::uint64_t rows_sent = 0;      ///< copies of its tokens that this rank delivered, its own included
+  std::uint64_t rows_received = 0;  ///< copies that arrived
+  std::uint64_t rows_real = 0;      ///< pairs of an arrived row and an expert of this rank
+  std::uint64_t rows_room = 0;      ///< rows handed to the runner, padding included
+};
+
+/// A batch in this rank's ordinary memory (the whole batch with tensor_parallel).
+struct LayerInput {
+  int tokens = 0;
+  const bf16* hidden = nullptr;       ///< [tokens, H]
+  const std::int32_t* ids = nullptr;  ///< [tokens, k], -1: no expert
+  const float* weights = nullptr;     ///< [tokens, k]
+};
+
+/// The largest batch of any rank and whether any rank has prompt tokens, found by a host exchange.
+/// Collective.
+Step agree_step(Group& group, int tokens, Phase phase);
+
+/// One layer on one rank. Layers that share a workspace are called one after the other.
+class MoeLayer {
+ public:
+  /// Host engine. `memory` is what the workspace was sized for (exchange_memory of this layer's exchange,
+  /// merged with that of the other layers that share it).
+  MoeLayer(Workspace& workspace, const ExchangeMemory& memory, LayerWeights weights, const LayerOptions& options);
+  ~MoeLayer();
+  MoeLayer(MoeLayer&&) noexcept;
+  MoeLayer& operator=(MoeLayer&&) noexcept;
+
+  /// out [tokens, H]. Every rank calls, also without tokens. `step` is the same on all ranks; with
+  /// tensor_parallel step.max_tokens is the whole batch. Errors: InputError before anything is sent,
+  /// FaultError when a rank does not answer.
+  void forward(const LayerInput& input, const Step& step, bf16* out);
+  const LayerReport& report() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace heddle

@@ -1,0 +1,285 @@
+// The chain on the host engine: dispatch, rows for the runner, experts, shared expert, combine.
+#include "heddle/layer.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <utility>
+
+#include "layer/arrived_rows.hpp"
+
+namespace heddle {
+
+namespace {
+
+class Stopwatch {
+ public:
+  double lap() {
+    const auto now = std::chrono::steady_clock::now();
+    return std::chrono::duration<double>(now - std::exchange(last_, now)).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+std::uint64_t stored_bytes(const WeightMatrix& weights) { return weights.values.size() + weights.scales.size(); }
+
+void add_traffic(PhaseReport& phase, const ExchangeTraffic& traffic) {
+  phase.remote_bytes += traffic.remote_bytes;
+  phase.local_bytes += traffic.local_bytes;
+}
+
+}  // namespace
+
+struct MoeLayer::Impl {
+  Impl(Workspace& workspace, const ExchangeMemory& memory, LayerWeights given, const LayerOptions& layer_options)
+      : weights(std::move(given)),
+        options(layer_options),
+        exchange_settings(exchange_options(weights, options)),
+        exchange(create_exchange(workspace, exchange_settings, memory)),
+        rank(workspace.group().rank()),
+        routed_count(static_cast<int>(weights.experts.size())),
+        experts(make_experts()),
+        rows(weights.shape.hidden, weights.shape.topk, routed_count, exchange_settings.wire, expert_options().activation,
+             options.quantisation) {
+    if (weights.shared && !fused()) {
+      shared.emplace(std::vector<ExpertWeights>{weights.shared->weights}, weights.shape.hidden, weights.shared->intermediate,
+                     expert_options());
+    }
+  }
+
+  bool fused() const { return weights.shared && options.shared == SharedMode::fused; }
+  std::size_t hidden() const { return static_cast<std::size_t>(weights.shape.hidden); }
+
+  ExpertOptions expert_options() const {
+    ExpertOptions result;
+    result.activation = options.activation.value_or(weights.kind == WeightKind::bf16 ? Activation::bf16 : Activation::fp8);
+    result.quantisation = options.quantisation;
+    result.clamp = options.clamp;
+    result.weight_at = options.weight_at;
+    return result;
+  }
+
+  HostExperts make_experts() const {
+    std::vector<ExpertWeights> all = weights.experts;
+    if (fused()) all.push_back(weights.shared->weights);
+    return HostExperts(std::move(all), weights.shape.hidden, weights.shape.intermediate, expert_options());
+  }
+
+  bf16* reserve_results(std::size_t rows_needed) {
+    if (rows_needed > results_room) {
+      results = Array<bf16>(rows_needed * hidden());
+      results_room = rows_needed;
+    }
+    return results.data();
+  }
+
+  /// Runs the experts over what arrived. With a fused shared expert the own tokens follow behind the
+  /// arrived rows, as rows of one more expert; returns the shared results, or null.
+  const bf16* run_experts(const Arrived& arrived, const LayerInput& own);
+  const bf16* run_by_expert(const Arrived& arrived, const LayerInput& own);
+  const bf16* run_routed(const Arrived& arrived, const LayerInput& own);
+  const bf16* run_shared(const LayerInput& own);
+  void gate_shared(const LayerInput& own);
+  void forward(const LayerInput& input, const Step& step, bf16* out);
+  void note_experts(const Arrived& arrived, const ExpertReport& done);
+  void note_expert_bytes(const Arrived& arrived);
+
+  LayerWeights weights;
+  LayerOptions options;
+  ExchangeOptions exchange_settings;
+  std::unique_ptr<Exchange> exchange;
+  int rank;
+  int routed_count;
+  HostExperts experts;
+  std::optional<HostExperts> shared;
+  ActivationRows rows;
+  Array<bf16> results;
+  std::size_t results_room = 0;
+  std::vector<bf16> shared_results, slice_out;
+  std::vector<float> shared_factors;
+  std::vector<int> begins, counts, local_ids;
+  std::vector<float> row_weights;
+  LayerReport report;
+  Stopwatch watch;
+};
+
+const bf16* MoeLayer::Impl::run_by_expert(const Arrived& arrived, const LayerInput& own) {
+  const auto room = static_cast<std::size_t>(arrived.room);
+  const auto local = static_cast<std::size_t>(routed_count);
+  ExpertReport done;
+  if (!fused()) {
+    const RowView view = rows.prepare(arrived, nullptr, 0, 0);
+    report.regroup.seconds += watch.lap();
+    const ResultRows out{reserve_results(room), 0};
+    if (arrived.layout == ArrivedLayout::masked) {
+      experts.masked(view, arrived.block_rows, {arrived.counts, local}, arrived.row_weights, out, &done);
+    } else {
+      experts.contiguous(view, {arrived.begins, local}, {arrived.counts, local}, arrived.row_weights, out, &done);
+    }
+    note_experts(arrived, done);
+    return nullptr;
+  }
+  // Masked blocks are runs as well: one call covers both, with the own tokens as the last expert's run.
+  const RowView view = rows.prepare(arrived, own.hidden, own.tokens, room);
+  begins.assign(arrived.begins, arrived.begins + local);
+  counts.assign(arrived.counts, arrived.counts + local);
+  begins.push_back(arrived.room);
+  counts.push_back(own.tokens);
+  row_weights.resize(room + static_cast<std::size_t>(own.tokens));
+  for (std::size_t e = 0; e < local; ++e) {
+    std::copy_n(arrived.row_weights + begins[e], counts[e], row_weights.begin() + begins[e]);
+  }
+  std::fill(row_weights.begin() + static_cast<std::ptrdiff_t>(room), row_weights.end(), 1.0f);
+  report.regroup.seconds += watch.lap();
+  bf16* out = reserve_results(room + static_cast<std::size_t>(own.tokens));
+  experts.contiguous(view, begins, counts, row_weights.data(), {out, 0}, &done);
+  note_experts(arrived, done);
+  return out + room * hidden();
+}
+
+const bf16* MoeLayer::Impl::run_routed(const Arrived& arrived, const LayerInput& own) {
+  const auto room = static_cast<std::size_t>(arrived.room);
+  const auto k = static_cast<std::size_t>(weights.shape.topk);
+  const auto extra = fused() ? static_cast<std::size_t>(own.tokens) : 0;
+  const RowView view = rows.prepare(arrived, fused() ? own.hidden : nullptr, own.tokens, room);
+  const std::int32_t* ids = arrived.local_ids;
+  const float* pair_weights = arrived.weights;
+  if (fused()) {
+    local_ids.assign(arrived.local_ids, arrived.local_ids + room * k);
+    row_weights.assign(arrived.weights, arrived.weights + room * k);
+    local_ids.resize((room + extra) * k, -1);
+    row_weights.resize((room + extra) * k, 1.0f);
+    for (std::size_t i = 0; i < extra; ++i) local_ids[(room + i) * k] = routed_count;
+    ids = local_ids.data();
+    pair_weights = row_weights.data();
+  }
+  report.regroup.seconds += watch.lap();
+  const std::size_t rows_a_token = arrived.slots_wanted ? k : 1;
+  bf16* out = reserve_results((room + extra) * rows_a_token);
+  ExpertReport done;
+  experts.routed(view, static_cast<int>(room + extra), weights.shape.topk, ids, pair_weights,
+                 arrived.slots_wanted ? RoutedOutput::slots : RoutedOutput::sum, {out, 0}, &done);
+  note_experts(arrived, done);
+  if (!fused()) return nullptr;
+  if (rows_a_token == 1) return out + room * hidden();
+  shared_results.resize(extra * hidden());  // slot 0 of each own row
+  for (std::size_t i = 0; i < extra; ++i) {
+    std::copy_n(out + (room + i) * rows_a_token * hidden(), hidden(), shared_results.begin() + static_cast<std::ptrdiff_t>(i * hidden()));
+  }
+  return shared_results.data();
+}
+
+const bf16* MoeLayer::Impl::run_experts(const Arrived& arrived, const LayerInput& own) {
+  return arrived.layout == ArrivedLayout::routed ? run_routed(arrived, own) : run_by_expert(arrived, own);
+}
+
+const bf16* MoeLayer::Impl::run_shared(const LayerInput& own) {
+  shared_results.resize(static_cast<std::size_t>(own.tokens) * hidden());
+  const RowFormat plain{Wire::bf16, weights.shape.hidden, {}, 1.0f};
+  const RowView view = view_of(reinterpret_cast<const std::byte*>(own.hidden), plain.row_bytes(), plain);
+  shared->dense(view, own.tokens, {shared_results.data(), 0});
+  return shared_results.data();
+}
+
+void MoeLayer::Impl::gate_shared(const LayerInput& own) {
+  const auto values = static_cast<std::size_t>(own.tokens) * hidden();
+  shared_factors = router_logits({own.hidden, values}, weights.shared->gate, own.tokens, weights.shape.hidden, 1);
+  for (float& value : shared_factors) value = 1.0f / (1.0f + std::exp(-value));
+}
+
+void MoeLayer::Impl::note_experts(const Arrived& arrived, const ExpertReport& done) {
+  watch.lap();
+  report.layout = arrived.layout;
+  report.host_waited = arrived.host_waited;
+  report.rows_received = static_cast<std::uint64_t>(arrived.received);
+  report.rows_real = static_cast<std::uint64_t>(arrived.real);
+  report.rows_room = static_cast<std::uint64_t>(arrived.room);
+  report.gemm1.seconds = done.gemm1;
+  report.activation.seconds = done.activation;
+  report.gemm2.seconds = done.gemm2;
+  report.combine.seconds += done.sum;
+  note_expert_bytes(arrived);
+}
+
+void MoeLayer::Impl::note_expert_bytes(const Arrived& arrived) {
+  const auto k = static_cast<std::size_t>(weights.shape.topk);
+  std::vector<bool> touched(static_cast<std::size_t>(routed_count), false);
+  if (arrived.layout == ArrivedLayout::routed) {
+    for (std::size_t pair = 0; pair < static_cast<std::size_t>(arrived.room) * k; ++pair) {
+      if (arrived.local_ids[pair] >= 0) touched[static_cast<std::size_t>(arrived.local_ids[pair])] = true;
+    }
+  } else {
+    for (std::size_t e = 0; e < touched.size(); ++e) touched[e] = arrived.counts[e] > 0;
+  }
+  for (std::size_t e = 0; e < touched.size(); ++e) {
+    if (!touched[e]) continue;
+    report.gemm1.local_bytes += stored_bytes(weights.experts[e].gate) + stored_bytes(weights.experts[e].up);
+    report.gemm2.local_bytes += stored_bytes(weights.experts[e].down);
+  }
+  const Activation activation = expert_options().activation;
+  const std::uint64_t in = activation_format(weights.shape.hidden, activation, options.quantisation).reported_bytes();
+  const std::uint64_t middle = activation_format(weights.shape.intermediate, activation, options.quantisation).reported_bytes();
+  const auto intermediate = static_cast<std::uint64_t>(weights.shape.intermediate);
+  report.gemm1.local_bytes += report.rows_real * (in + 4 * intermediate);
+  report.activation.local_bytes += report.rows_real * (4 * intermediate + middle);
+  report.gemm2.local_bytes += report.rows_real * (middle + 2 * static_cast<std::uint64_t>(hidden()));
+}
+
+void MoeLayer::Impl::forward(const LayerInput& input, const Step& step, bf16* out) {
+  report = {};
+  watch.lap();
+  const bool whole_batch = exchange_settings.gather == GatherMode::tensor_parallel;
+  const int ranks = weights.placement.ranks();
+  // Tensor-parallel attention with any other way: this rank's slice makes the round trip.
+  const auto slice_begin = [&](int r) { return static_cast<int>(static_cast<long long>(input.tokens) * r / ranks); };
+  const bool slice = options.tensor_parallel && !whole_batch;
+  const int first = slice ? slice_begin(rank) : 0;
+  LayerInput own = input;
+  if (slice) {
+    own.tokens = slice_begin(rank + 1) - first;
+    own.hidden += static_cast<std::size_t>(first) * hidden();
+    own.ids += static_cast<std::ptrdiff_t>(first) * weights.shape.topk;
+    own.weights += static_cast<std::ptrdiff_t>(first) * weights.shape.topk;
+  }
+  const Step own_step{slice ? (step.max_tokens + ranks - 1) / ranks : step.max_tokens, step.phase};
+  const Arrived arrived = exchange->dispatch({own.tokens, own.hidden, own.ids, own.weights, {}}, own_step);
+  report.regroup.seconds = arrived.regroup_seconds;
+  report.dispatch.seconds = watch.lap() - arrived.regroup_seconds;
+  const ExchangeTraffic dispatched = exchange->take_traffic();
+  add_traffic(report.dispatch, dispatched);
+  report.rows_sent = dispatched.remote_rows + dispatched.local_rows;
+
+  CombineOutput output;
+  output.shared = run_experts(arrived, own);
+  if (weights.shared) {
+    watch.lap();
+    if (!fused()) output.shared = run_shared(own);
+    if (!weights.shared->gate.empty()) {
+      gate_shared(own);
+      output.shared_factors = shared_factors.data();
+    }
+    report.shared_seconds = watch.lap();
+  }
+  if (slice) slice_out.resize(static_cast<std::size_t>(own.tokens) * hidden());
+  output.out = slice ? slice_out.data() : out;
+  output.all_out = options.tensor_parallel ? out : nullptr;
+  output.first = first;
+  output.all_tokens = input.tokens;
+  exchange->combine(results.data(), output);
+  report.combine.seconds += watch.lap();
+  add_traffic(report.combine, exchange->take_traffic());
+}
+
+MoeLayer::MoeLayer(Workspace& workspace, const ExchangeMemory& memory, LayerWeights weights, const LayerOptions& options)
+    : impl_(std::make_unique<Impl>(workspace, memory, std::move(weights), options)) {}
+MoeLayer::~MoeLayer() = default;
+MoeLayer::MoeLayer(MoeLayer&&) noexcept = default;
+MoeLayer& MoeLayer::operator=(MoeLayer&&) noexcept = default;
+
+void MoeLayer::forward(const LayerInput& input, const Step& step, bf16* out) { impl_->forward(input, step, out); }
+
+const LayerReport& MoeLayer::report() const { return impl_->report; }
+
+}  // namespace heddle

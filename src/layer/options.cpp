@@ -1,0 +1,91 @@
+// What a layer's options mean, and which of them fit together.
+#include <fmt/format.h>
+
+#include "heddle/layer.hpp"
+
+namespace heddle {
+
+namespace {
+
+Activation activation_of(const LayerWeights& weights, const LayerOptions& options) {
+  return options.activation.value_or(weights.kind == WeightKind::bf16 ? Activation::bf16 : Activation::fp8);
+}
+
+ArrivedLayout layout_of(const LayerOptions& options) {
+  switch (options.runner) {
+    case RunnerKind::automatic: return default_layout(options.way);
+    case RunnerKind::contiguous: return ArrivedLayout::contiguous;
+    case RunnerKind::masked: return ArrivedLayout::masked;
+    case RunnerKind::routed: return ArrivedLayout::routed;
+  }
+  return default_layout(options.way);
+}
+
+void check_shared(const LayerWeights& weights, const LayerOptions& options) {
+  if (!weights.shared || options.shared == SharedMode::alone) return;
+  if (weights.shared->intermediate != weights.shape.intermediate) {
+    throw InputError(fmt::format("a shared expert of intermediate size {} cannot be fused with routed experts of {}; compute it alone",
+                                 weights.shared->intermediate, weights.shape.intermediate));
+  }
+}
+
+}  // namespace
+
+LayerSource source_of(const LayerCheckpoint& checkpoint) {
+  LayerSource source;
+  source.shape = checkpoint.shape();
+  source.kind = checkpoint.kind();
+  source.expert = [&checkpoint](int id) { return checkpoint.expert(id); };
+  source.shared = checkpoint.shared();
+  return source;
+}
+
+LayerWeights LayerWeights::load(const LayerSource& source, const Placement& placement, int rank) {
+  LayerWeights weights;
+  weights.shape = source.shape;
+  weights.kind = source.kind;
+  weights.placement = placement;
+  for (const int expert : placement.experts_of(rank)) weights.experts.push_back(source.expert(expert));
+  weights.shared = source.shared;
+  return weights;
+}
+
+ExchangeOptions exchange_options(const LayerWeights& weights, const LayerOptions& options) {
+  if (weights.shape.experts != weights.placement.experts()) {
+    throw InputError(fmt::format("the layer has {} experts, the placement {}", weights.shape.experts, weights.placement.experts()));
+  }
+  check_shared(weights, options);
+  ExchangeOptions exchange;
+  exchange.way = options.way;
+  exchange.hidden = weights.shape.hidden;
+  exchange.topk = weights.shape.topk;
+  exchange.cap = options.cap;
+  exchange.placement = weights.placement;
+  exchange.wire = options.wire.value_or(activation_of(weights, options) == Activation::fp8 ? Wire::fp8 : Wire::bf16);
+  exchange.combine_wire = options.combine_wire;
+  exchange.quantisation = options.quantisation;
+  exchange.arrived = layout_of(options);
+  exchange.weight_at = options.weight_at;
+  exchange.reduce = options.reduce;
+  exchange.cpu_sync = options.cpu_sync;
+  exchange.gather = options.tensor_parallel && options.way == Way::gather ? GatherMode::tensor_parallel : options.gather;
+  exchange.workers = options.workers;
+  if (exchange.gather == GatherMode::tensor_parallel && !options.tensor_parallel) {
+    throw InputError("gather mode tensor_parallel needs tensor_parallel attention: every rank holds the whole batch");
+  }
+  check_options(exchange);
+  return exchange;
+}
+
+Step agree_step(Group& group, int tokens, Phase phase) {
+  Step step;
+  for (const std::string& text : group.exchange(fmt::format("{} {}", tokens, static_cast<int>(phase)), "agreement on the step")) {
+    if (text.empty()) continue;
+    std::size_t end = 0;
+    step.max_tokens = std::max(step.max_tokens, std::stoi(text, &end));
+    if (std::stoi(text.substr(end)) == static_cast<int>(Phase::prefill)) step.phase = Phase::prefill;
+  }
+  return step;
+}
+
+}  // namespace heddle

@@ -1,0 +1,221 @@
+#include "inputs.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <numeric>
+
+#include "heddle/plan.hpp"
+#include "words.hpp"
+
+namespace heddle::tool {
+
+namespace {
+
+void load_layer(const LayerArguments& a, Inputs& inputs, RouterOptions& router) {
+  if (a.layer.empty() == a.preset.empty()) throw InputError("give either --layer FILE or --preset NAME (heddle plan --list shows presets)");
+  if (!a.layer.empty()) {
+    inputs.checkpoint = std::make_unique<LayerCheckpoint>(LayerCheckpoint::open(a.layer, {a.layer_index}));
+    inputs.source = source_of(*inputs.checkpoint);
+    if (inputs.checkpoint->has_router() && inputs.checkpoint->router_options()) router = *inputs.checkpoint->router_options();
+    return;
+  }
+  const ModelPreset& preset = find_preset(a.preset);
+  if (preset.plan_only) {
+    throw InputError(fmt::format("preset {} has an activation of its own and serves `heddle plan` only{}{}", preset.name,
+                                 preset.note.empty() ? "" : ": ", preset.note));
+  }
+  SyntheticOptions options;
+  options.shape = preset.shape;
+  if (a.hidden) options.shape.hidden = *a.hidden;
+  if (a.intermediate) options.shape.intermediate = *a.intermediate;
+  if (a.experts) options.shape.experts = *a.experts;
+  for (const int size : {options.shape.hidden, options.shape.intermediate}) {
+    if (size < 64 || size % 64 != 0) throw InputError(fmt::format("hidden and intermediate sizes are positive multiples of 64, not {}", size));
+  }
+  if (options.shape.experts < 1) throw InputError(fmt::format("--experts {}: at least 1 is needed", options.shape.experts));
+  if (a.weights.empty() && preset.weights.empty()) throw InputError(fmt::format("the weight format of {} is not confirmed; give --weights", preset.name));
+  options.kind = a.weights.empty() ? preset.weights.front() : value_of(kinds, "--weights", a.weights);
+  if (preset.shared_experts.value_or(0) > 0) {
+    options.shared_kind = preset.shared_weights.value_or(options.kind);
+    options.shared_intermediate = *preset.shared_experts * options.shape.intermediate;
+  }
+  options.seed = a.seed;
+  if (preset.router) {
+    router = {preset.router->score, options.shape.topk, preset.router->groups, preset.router->topk_groups,
+              preset.router->renormalise.value_or(true), preset.router->scale.value_or(1.0f)};
+    options.selection_bias = preset.router->selection_bias;
+  }
+  inputs.synthetic = std::make_unique<SyntheticLayer>(options);
+  inputs.source = inputs.synthetic->source();
+  inputs.notes.push_back(fmt::format("weights drawn from seed {}", a.seed));
+}
+
+void take_router_flags(const LayerArguments& a, const Inputs& inputs, RouterOptions& router) {
+  if (!a.score.empty()) router.score = value_of(scores, "--score", a.score);
+  router.topk = a.topk.value_or(inputs.source.shape.topk);
+  if (a.groups) router.groups = *a.groups;
+  if (a.topk_groups) router.topk_groups = *a.topk_groups;
+  if (a.renormalise) router.renormalise = true;
+  if (a.no_renormalise) router.renormalise = false;
+  if (a.route_scale) router.scale = *a.route_scale;
+}
+
+std::optional<float> clamp_of(const std::string& typed, const std::optional<float>& given) {
+  if (typed.empty()) return given;
+  if (typed == "none") return std::nullopt;
+  float value = 0;
+  const auto [end, error] = std::from_chars(typed.data(), typed.data() + typed.size(), value);
+  if (error != std::errc() || end != typed.data() + typed.size() || !(value > 0)) {
+    throw InputError(fmt::format("--clamp takes a positive number or none, not '{}'", typed));
+  }
+  return value;
+}
+
+LayerOptions options_of(const LayerArguments& a, const Inputs& inputs) {
+  LayerOptions options;
+  options.runner = value_of(runners, "--runner", a.runner);
+  if (!a.activation.empty()) options.activation = value_of(activations, "--activation", a.activation);
+  if (a.group != 128 && a.group != 32) throw InputError(fmt::format("--group takes 128 or 32, not {}", a.group));
+  options.quantisation = {a.group, value_of(scales, "--scale", a.scale)};
+  if (!a.wire.empty()) options.wire = value_of(wires, "--wire", a.wire);
+  options.combine_wire = value_of(wires, "--combine-wire", a.combine_wire);
+  options.weight_at = value_of(weight_places, "--weight-at", a.weight_at);
+  options.reduce = value_of(reduces, "--reduce", a.reduce);
+  options.cpu_sync = a.cpu_sync;
+  options.gather = value_of(gather_modes, "--gather", a.gather);
+  options.clamp = clamp_of(a.clamp, inputs.source.shape.clamp);
+  options.shared = value_of(shared_modes, "--shared", a.shared);
+  options.tensor_parallel = a.tensor_parallel;
+  options.workers = a.workers;
+  return options;
+}
+
+Routing recorded(const LayerArguments& a, Inputs& inputs, int tokens) {
+  const Recording recording = Recording::open(a.trace);
+  Routing routing = recording.take(a.trace_layer, a.trace_step, tokens);
+  if (a.trace_expand < 1) throw InputError(fmt::format("--trace-expand {}: at least 1 is needed", a.trace_expand));
+  if (a.trace_expand > 1) {
+    routing = expand(routing, a.trace_expand);
+    inputs.notes.push_back(fmt::format("routing recorded from {}, layer {}, step {}, expanded {} times", a.trace, a.trace_layer, a.trace_step, a.trace_expand));
+  } else {
+    inputs.notes.push_back(fmt::format("routing recorded from {}, layer {}, step {}", a.trace, a.trace_layer, a.trace_step));
+  }
+  if (recording.least_experts() * a.trace_expand > inputs.source.shape.experts) {
+    throw InputError(fmt::format("{} names expert {}, the layer has {}; give a layer or preset with as many, or a smaller --trace-expand", a.trace,
+                                 recording.least_experts() * a.trace_expand - 1, inputs.source.shape.experts));
+  }
+  return routing;
+}
+
+Popularity popularity_of(const LayerArguments& a, const Inputs& inputs) {
+  const int experts = inputs.source.shape.experts;
+  const auto colon = a.routing.find(':');
+  const std::string kind = a.routing.substr(0, colon);
+  const std::string value = colon == std::string::npos ? "" : a.routing.substr(colon + 1);
+  if (kind == "uniform" && value.empty()) return uniform_popularity(experts);
+  double number = 0;
+  const bool is_number = std::from_chars(value.data(), value.data() + value.size(), number).ec == std::errc();
+  if (kind == "zipf" && is_number) return zipf_popularity(experts, number, a.seed);
+  if (kind == "hot" && is_number) return hot_rank_popularity(Placement::contiguous(experts, inputs.ranks), static_cast<int>(number));
+  if (kind == "counts" && !value.empty()) {
+    const auto tables = read_expert_counts(value);
+    for (const auto& table : tables) {
+      if (static_cast<int>(table.counts.size()) == experts) return table.counts;
+    }
+    throw InputError(fmt::format("{} has no row of {} experts", value, experts));
+  }
+  throw InputError(fmt::format("--routing takes uniform, zipf:EXPONENT, hot:RANK or counts:FILE, not '{}'", a.routing));
+}
+
+Routing routed_here(const Inputs& inputs, const RouterOptions& router, int tokens) {
+  const LayerShape& shape = inputs.source.shape;
+  const bool from_file = inputs.checkpoint != nullptr;
+  if (from_file && !inputs.checkpoint->has_router()) {
+    throw InputError("the batch has no topk_ids and the layer no router; add topk_ids and topk_weights to the batch, or take --trace or --routing");
+  }
+  if (from_file && !inputs.checkpoint->router_options() && router.topk < 1) throw InputError("no config.json says how the router scores; give --topk and --score");
+  const std::span<const float> weights = from_file ? inputs.checkpoint->router_weights() : std::span<const float>(inputs.synthetic->router_weights());
+  const std::span<const float> bias = from_file ? inputs.checkpoint->router_bias() : std::span<const float>(inputs.synthetic->router_bias());
+  const auto logits = router_logits(inputs.hidden_states, weights, tokens, shape.hidden, shape.experts);
+  return route(logits, bias, tokens, shape.experts, router);
+}
+
+void load_tokens(const LayerArguments& a, Inputs& inputs, const RouterOptions& router) {
+  const int hidden = inputs.source.shape.hidden;
+  int tokens = a.tokens.value_or(64 * inputs.ranks);
+  if (tokens < 0) throw InputError(fmt::format("--tokens {}: a batch has 0 or more", tokens));
+  std::optional<Routing> given;
+  if (!a.batch.empty()) {
+    Batch batch = read_batch(a.batch);
+    if (batch.hidden != hidden) throw InputError(fmt::format("{}: hidden_states has {} columns, the layer's hidden size is {}", a.batch, batch.hidden, hidden));
+    if (a.tokens) throw InputError("--tokens goes without --batch, which says how many there are");
+    tokens = batch.tokens;
+    inputs.hidden_states = std::move(batch.hidden_states);
+    inputs.tokens_per_rank = std::move(batch.tokens_per_rank);
+    given = std::move(batch.routing);
+  } else {
+    if (a.hidden_states != "gaussian" && a.hidden_states != "heavy_tailed") throw InputError(fmt::format("--hidden-states takes gaussian or heavy_tailed, not '{}'", a.hidden_states));
+    inputs.hidden_states = draw_hidden_states(tokens, hidden, a.hidden_states == "gaussian" ? HiddenStates::gaussian : HiddenStates::heavy_tailed, a.seed);
+    inputs.notes.push_back(fmt::format("hidden states drawn from seed {} ({})", a.seed, a.hidden_states));
+  }
+  if (!a.trace.empty() && !a.routing.empty()) throw InputError("--trace and --routing both choose the experts; give one of them");
+  if (!a.trace.empty()) {
+    inputs.routing = recorded(a, inputs, tokens);
+  } else if (!a.routing.empty()) {
+    if (router.topk < 1) throw InputError("--routing needs --topk: neither layer nor flags say how many experts a token has");
+    inputs.routing = draw_routing(popularity_of(a, inputs), {tokens, router.topk, a.seed, 0.0, 1.0f});
+    inputs.notes.push_back(fmt::format("routing drawn: {}", a.routing));
+  } else if (given) {
+    inputs.routing = std::move(*given);
+  } else {
+    inputs.routing = routed_here(inputs, router, tokens);
+    inputs.router_chose = true;
+  }
+  check_choices(inputs.routing.ids, inputs.routing.tokens, inputs.routing.topk, inputs.source.shape.experts);
+  inputs.source.shape.topk = inputs.routing.topk;
+}
+
+void split_tokens(const LayerArguments& a, Inputs& inputs) {
+  auto& split = inputs.tokens_per_rank;
+  if (split.empty()) {
+    for (int r = 0; r < inputs.ranks; ++r) split.push_back(inputs.tokens() / inputs.ranks + (r < inputs.tokens() % inputs.ranks ? 1 : 0));
+  }
+  if (static_cast<int>(split.size()) != inputs.ranks) {
+    throw InputError(fmt::format("{}: tokens_per_rank is for {} ranks, --ranks says {}", a.batch, split.size(), inputs.ranks));
+  }
+  const int most = *std::max_element(split.begin(), split.end());
+  inputs.options.cap = a.cap.value_or(std::max(1, most));
+  if (inputs.options.cap < most) {
+    throw InputError(fmt::format("a rank brings {} tokens, --cap is {}; a cap of at least {} is needed", most, inputs.options.cap, most));
+  }
+}
+
+}  // namespace
+
+Inputs load_inputs(const LayerArguments& a) {
+  Inputs inputs;
+  if (!a.ranks) throw InputError("give --ranks N");
+  inputs.ranks = *a.ranks;
+  if (inputs.ranks < 1 || inputs.ranks > 1024) throw InputError(fmt::format("--ranks {}: 1 to 1024 are possible", inputs.ranks));
+  if (a.engine != "host") throw InputError(fmt::format("--engine {}: only the host engine is there yet", a.engine));
+  if (a.deadline_ms < 1) throw InputError(fmt::format("--deadline-ms {}: at least 1 is needed", a.deadline_ms));
+  RouterOptions router;
+  router.topk = 0;
+  load_layer(a, inputs, router);
+  if (a.shared_mxfp4) {
+    if (!inputs.source.shared) throw InputError("--shared-mxfp4: the layer has no shared expert");
+    inputs.source.shared = to_mxfp4(*inputs.source.shared);
+    inputs.notes.push_back("shared expert converted to mxfp4");
+  }
+  take_router_flags(a, inputs, router);
+  load_tokens(a, inputs, router);
+  inputs.options = options_of(a, inputs);
+  split_tokens(a, inputs);
+  inputs.processes = a.processes;
+  inputs.deadline_ms = a.deadline_ms;
+  return inputs;
+}
+
+}  // namespace heddle::tool

@@ -1,0 +1,69 @@
+// What `heddle run` and `heddle verify` work on: a layer, a batch and options, from files, presets,
+// recordings or seeds.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "heddle/checkpoint.hpp"
+#include "heddle/layer.hpp"
+#include "heddle/routing.hpp"
+#include "layer/synthetic.hpp"
+
+namespace heddle::tool {
+
+/// What was typed; what was not is empty.
+struct LayerArguments {
+  std::string layer, batch, preset, weights, trace, routing, hidden_states = "gaussian", save_inputs;
+  std::optional<int> layer_index, ranks, cap, hidden, intermediate, experts, topk, tokens;
+  std::uint64_t seed = 0;
+  int trace_layer = 0, trace_step = 0, trace_expand = 1;
+  std::string score, clamp;
+  std::optional<int> groups, topk_groups;
+  bool renormalise = false, no_renormalise = false;
+  std::optional<float> route_scale;
+  std::string engine = "host", runner = "auto", activation, scale = "ue8m0", weight_at = "activation", reduce = "rank", wire,
+              combine_wire = "bf16", gather = "padded", shared = "alone", deepep_mode = "normal";
+  int group = 128, gpus = 0, workers = 1, deadline_ms = 30000;
+  bool processes = false, cpu_sync = false, tensor_parallel = false, shared_mxfp4 = false;
+};
+
+/// Adds the flags that run and verify share.
+void add_layer_arguments(CLI::App& command, LayerArguments& arguments);
+
+/// Everything loaded and checked.
+struct Inputs {
+  std::unique_ptr<LayerCheckpoint> checkpoint;   ///< one of these two owns the weights
+  std::unique_ptr<SyntheticLayer> synthetic;
+  LayerSource source;
+  Routing routing;
+  std::vector<bf16> hidden_states;
+  std::vector<int> tokens_per_rank;
+  int ranks = 1;
+  bool router_chose = false;
+  std::vector<std::string> notes;                ///< what a reader should know, e.g. that ids were expanded
+  LayerOptions options;                          ///< way left to the caller
+  bool processes = false;
+  int deadline_ms = 30000;
+
+  int tokens() const { return routing.tokens; }
+};
+
+/// Throws InputError: one line, what, where, what would be right.
+Inputs load_inputs(const LayerArguments& arguments);
+
+/// Writes layer.safetensors, batch.safetensors and config.json that give the same run again.
+void save_inputs(const Inputs& inputs, const std::string& folder);
+
+/// A way by our name or by the value of an engine's flag.
+struct WayChoice {
+  Way way = Way::low_latency;
+  std::optional<Wire> wire, combine_wire;  ///< what the name implies (mori's quantised wires)
+};
+/// `auto` is decided by the planner's time model (docs/ways.md). Throws InputError that lists the names.
+WayChoice choose_way(const std::string& name, const LayerArguments& arguments, const Inputs& inputs);
+
+}  // namespace heddle::tool

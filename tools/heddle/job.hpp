@@ -1,0 +1,27 @@
+// One call of a layer on all ranks, as threads or processes of this command.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "heddle/layer.hpp"
+#include "inputs.hpp"
+
+namespace heddle::tool {
+
+struct JobResult {
+  std::vector<bf16> output;             ///< [T, H], tokens in the batch's order
+  std::vector<LayerReport> reports;     ///< a rank
+  ExchangeOptions exchange;
+  std::size_t heap_bytes = 0;           ///< a rank
+  double seconds = 0;                   ///< of the slowest rank, creation not counted
+  double copies = 0;                    ///< a token, as sent
+
+  /// Sum over ranks, and the slowest rank's time.
+  PhaseReport total(PhaseReport LayerReport::*phase) const;
+};
+
+/// Runs inputs through options.way. Throws InputError or FaultError of the rank that explains most.
+JobResult run_job(const Inputs& inputs, const LayerOptions& options);
+
+}  // namespace heddle::tool

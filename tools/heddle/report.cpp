@@ -1,0 +1,91 @@
+#include "report.hpp"
+
+#include <fmt/format.h>
+
+#include "heddle/version.hpp"
+#include "words.hpp"
+
+namespace heddle::tool {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json phases_of(const JobResult& result) {
+  const std::pair<const char*, PhaseReport LayerReport::*> phases[] = {
+      {"dispatch", &LayerReport::dispatch},     {"regroup", &LayerReport::regroup}, {"gemm1", &LayerReport::gemm1},
+      {"activation", &LayerReport::activation}, {"gemm2", &LayerReport::gemm2},     {"combine", &LayerReport::combine}};
+  Json json = Json::object();
+  for (const auto& [name, member] : phases) {
+    const PhaseReport total = result.total(member);
+    json[name] = {{"seconds", total.seconds}, {"remote_bytes", total.remote_bytes}, {"local_bytes", total.local_bytes}};
+  }
+  return json;
+}
+
+}  // namespace
+
+std::string title_of(const LayerOptions& options) {
+  std::string title(name(options.way));
+  if (options.way == Way::elastic) title += fmt::format(" (reduce={})", word_of(reduces, options.reduce));
+  if (options.way == Way::gather && options.tensor_parallel) title += " (tensor-parallel)";
+  if (options.way == Way::gather && options.gather != GatherMode::padded && !options.tensor_parallel) title += fmt::format(" ({})", word_of(gather_modes, options.gather));
+  return title;
+}
+
+Json configuration_of(const Inputs& inputs, const LayerOptions& options, const JobResult& result) {
+  const LayerShape& shape = inputs.source.shape;
+  const Activation activation = options.activation.value_or(inputs.source.kind == WeightKind::bf16 ? Activation::bf16 : Activation::fp8);
+  Json json{{"engine", "host"},
+            {"processes", inputs.processes},
+            {"ranks", inputs.ranks},
+            {"way", name(options.way)},
+            {"layout", name(result.exchange.arrived)},
+            {"hidden", shape.hidden},
+            {"intermediate", shape.intermediate},
+            {"experts", shape.experts},
+            {"topk", shape.topk},
+            {"tokens", inputs.tokens()},
+            {"tokens_per_rank", inputs.tokens_per_rank},
+            {"cap", options.cap},
+            {"weights", word_of(kinds, inputs.source.kind)},
+            {"activation", word_of(activations, activation)},
+            {"group", options.quantisation.group},
+            {"scale", word_of(scales, options.quantisation.scale)},
+            {"weight_at", word_of(weight_places, options.weight_at)},
+            {"wire", word_of(wires, result.exchange.wire)},
+            {"combine_wire", word_of(wires, options.combine_wire)},
+            {"reduce", word_of(reduces, options.reduce)},
+            {"cpu_sync", options.cpu_sync},
+            {"gather", word_of(gather_modes, options.gather)},
+            {"tensor_parallel", options.tensor_parallel},
+            {"shared", inputs.source.shared ? word_of(shared_modes, options.shared) : "none"},
+            {"workers", options.workers},
+            {"deadline_ms", inputs.deadline_ms}};
+  json["clamp"] = options.clamp ? Json(*options.clamp) : Json(nullptr);
+  json["notes"] = inputs.notes;
+  return json;
+}
+
+Json report_of(const Inputs& inputs, const LayerOptions& options, const JobResult& result) {
+  Json per_rank = Json::array();
+  for (std::size_t rank = 0; rank < result.reports.size(); ++rank) {
+    const LayerReport& report = result.reports[rank];
+    per_rank.push_back({{"rank", rank},
+                        {"rows_sent", report.rows_sent},
+                        {"rows_received", report.rows_received},
+                        {"rows_real", report.rows_real},
+                        {"rows_room", report.rows_room}});
+  }
+  return {{"heddle", version},
+          {"configuration", configuration_of(inputs, options, result)},
+          {"seconds", result.seconds},
+          {"phases", phases_of(result)},
+          {"per_rank", per_rank},
+          {"copies_per_token", result.copies},
+          {"host_waited", result.reports.front().host_waited},
+          {"buffer_bytes", result.heap_bytes},
+          {"kernels_launched", 0}};
+}
+
+}  // namespace heddle::tool

@@ -1,0 +1,60 @@
+// The words of the command line and what they mean.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+
+#include "heddle/error.hpp"
+#include "heddle/exchange.hpp"
+#include "heddle/experts.hpp"
+#include "heddle/layer.hpp"
+#include "heddle/routing.hpp"
+
+namespace heddle::tool {
+
+inline const std::map<std::string, Wire> wires{{"bf16", Wire::bf16}, {"fp8", Wire::fp8}, {"nvfp4", Wire::nvfp4}};
+inline const std::map<std::string, ScaleFormat> scales{{"ue8m0", ScaleFormat::ue8m0}, {"f32", ScaleFormat::f32}};
+inline const std::map<std::string, WeightKind> kinds{{"bf16", WeightKind::bf16},
+                                                     {"fp8_block", WeightKind::fp8_block},
+                                                     {"mxfp4", WeightKind::mxfp4},
+                                                     {"nvfp4", WeightKind::nvfp4},
+                                                     {"mxfp8", WeightKind::mxfp8}};
+inline const std::map<std::string, RunnerKind> runners{{"auto", RunnerKind::automatic},
+                                                       {"contiguous", RunnerKind::contiguous},
+                                                       {"masked", RunnerKind::masked},
+                                                       {"routed", RunnerKind::routed}};
+inline const std::map<std::string, Activation> activations{{"fp8", Activation::fp8}, {"bf16", Activation::bf16}};
+inline const std::map<std::string, WeightAt> weight_places{{"activation", WeightAt::activation}, {"combine", WeightAt::combine}};
+inline const std::map<std::string, Reduce> reduces{{"rank", Reduce::rank}, {"home", Reduce::home}};
+inline const std::map<std::string, Score> scores{{"softmax", Score::softmax},
+                                                 {"sigmoid", Score::sigmoid},
+                                                 {"sqrtsoftplus", Score::sqrtsoftplus},
+                                                 {"softmax_topk", Score::softmax_topk}};
+inline const std::map<std::string, GatherMode> gather_modes{
+    {"padded", GatherMode::padded}, {"uneven", GatherMode::uneven}, {"zero_filled", GatherMode::zero_filled}};
+inline const std::map<std::string, SharedMode> shared_modes{{"alone", SharedMode::alone}, {"fused", SharedMode::fused}};
+
+template <typename Value>
+const std::string& word_of(const std::map<std::string, Value>& words, Value value) {
+  return std::find_if(words.begin(), words.end(), [&](const auto& word) { return word.second == value; })->first;
+}
+
+template <typename Value>
+std::string keys(const std::map<std::string, Value>& words) {
+  std::string text;
+  for (const auto& [word, value] : words) text += (text.empty() ? "" : ", ") + word;
+  return text;
+}
+
+/// Throws InputError that lists the words `option` takes.
+template <typename Value>
+Value value_of(const std::map<std::string, Value>& words, const std::string& option, const std::string& word) {
+  const auto found = words.find(word);
+  if (found == words.end()) throw InputError(fmt::format("{} does not know '{}'; it takes {}", option, word, keys(words)));
+  return found->second;
+}
+
+}  // namespace heddle::tool
