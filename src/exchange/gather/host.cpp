@@ -42,6 +42,9 @@ class GatherExchange final : public HostExchange {
         });
         break;
       case GatherMode::tensor_parallel:
+        // No row travels, but without this rendezvous a rank could offer its next sums while another,
+        // in the combine of another way, still pulls the last ones.
+        run([this](HostWorker& w) { return gather_exchange_counts(w, layout_, input_.tokens, counts_.data()); });
         rows_ = input.tokens;
         break;
     }
@@ -66,6 +69,7 @@ class GatherExchange final : public HostExchange {
   }
 
   void combine_receive(const CombineOutput& output) override {
+    accept(output);
     if (mode() == GatherMode::tensor_parallel) {
       share_sums(output);
     } else {
