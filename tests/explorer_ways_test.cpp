@@ -185,7 +185,7 @@ TEST(ExplorerWays, Replay) {
   for (const Way& way : ways()) {
     if (way.name != parts[0]) continue;
     const auto scenario = way.make(problems().at(std::stoul(parts[1])));
-    expect_clean(replay(*scenario, parts[3], mode(parts[2], way)), parts[0] + "/" + parts[1] + "/" + parts[2]);
+    expect_clean(replay(*scenario, parts[3], mode(parts[2])), parts[0] + "/" + parts[1] + "/" + parts[2]);
     return;
   }
   FAIL() << "no way " << parts[0];
