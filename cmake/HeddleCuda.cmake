@@ -23,11 +23,12 @@ target_include_directories(heddle_cuda PRIVATE
 # Constexpr library functions such as std::bit_cast serve both sides; products and sums are never contracted behind our back.
 target_compile_options(heddle_cuda PRIVATE
   $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -fmad=false --Werror=all-warnings
-  -Xcompiler=-Wall,-Wextra,-Wshadow,-ffp-contract=off>)
+  -Xcompiler=-Wall,-Wextra,-Wshadow,-ffp-contract=off>
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wpedantic -Werror -ffp-contract=off>)
 
 # The host side of the CUDA part: plain C++ against the runtime, which is linked statically; the driver is found at run time.
 find_package(CUDAToolkit REQUIRED)
-target_link_libraries(heddle_cuda PRIVATE CUDA::cudart_static fmt::fmt $<$<COMPILE_LANGUAGE:CXX>:heddle_options>)
+target_link_libraries(heddle_cuda PRIVATE CUDA::cudart_static fmt::fmt)
 
 if(HEDDLE_TESTS)
   add_subdirectory(tests/gpu)
