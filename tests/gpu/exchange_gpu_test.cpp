@@ -129,6 +129,15 @@ class DeviceRun {
     seat.shared.write(data.shared);
   }
 
+  /// Copies from pageable memory may still be under way when they return, and these streams do not wait
+  /// for the default one.
+  void settle() const {
+    for (std::size_t gpu = 0; gpu < workspace_.gpus(); ++gpu) {
+      const cuda::DeviceScope scope(workspace_.device(gpu));
+      check(cudaDeviceSynchronize(), "copies of inputs");
+    }
+  }
+
   void dispatch(const Step& step, bool halves) {
     for (std::size_t gpu = 0; gpu < workspace_.gpus(); ++gpu) {
       const auto inputs = inputs_of(gpu);
@@ -278,6 +287,7 @@ void expect_outputs(const Case& c, DeviceRun& run, int round, bool shared, const
 
 void round_trip(const Case& c, DeviceRun& run, int round, bool against_host, bool halves, bool shared) {
   for (int rank = 0; rank < c.ranks(); ++rank) run.load(rank, draw(c, rank, round));
+  run.settle();
   const Step step{c.most_tokens(), Phase::decode};
   if (halves || c.options.way == Way::normal) {
     run.dispatch(step, halves && c.options.way != Way::gather && c.options.way != Way::normal);
@@ -291,6 +301,7 @@ void round_trip(const Case& c, DeviceRun& run, int round, bool against_host, boo
   if (testing::Test::HasFatalFailure()) return;
   std::vector<const bf16*> pointers;
   for (const auto& buffer : results) pointers.push_back(buffer.data());
+  run.settle();
   run.combine(pointers, shared, !halves);
   run.wait();
   expect_outputs(c, run, round, shared);
@@ -397,6 +408,7 @@ TEST(ExchangeGpu, BadIdsAreAFaultAndAResetHeals) {
     RankData bad = draw(c, 2, 1);
     bad.ids[5] = 8;
     for (int rank = 0; rank < 4; ++rank) run.load(rank, rank == 2 ? bad : draw(c, rank, 1));
+    run.settle();
     try {
       run.dispatch({9, Phase::decode}, false);
       run.wait();
@@ -444,11 +456,13 @@ TEST(ExchangeGpu, GraphsReplayWithOtherTokens) {
       for (std::size_t r = 0; r < now.tokens.size(); ++r) now.tokens[r] = (round * 7 + static_cast<int>(r) * 5) % 25;
       now.tokens[0] = 24;  // the step's largest batch was fixed at capture
       for (int rank = 0; rank < c.ranks(); ++rank) run.load(rank, draw(now, rank, round));
+      run.settle();
       for (std::size_t gpu = 0; gpu < run.workspace().gpus(); ++gpu) check(cudaGraphLaunch(graphs[gpu], run.stream(gpu)), "replay");
       run.wait();
       const auto results = results_of(now, run, nullptr);
       std::vector<const bf16*> pointers;
       for (const auto& buffer : results) pointers.push_back(buffer.data());
+      run.settle();
       run.combine(pointers, false, true);
       run.wait();
       expect_outputs(now, run, round, false);
