@@ -61,8 +61,6 @@ std::function<void()> lateness(std::uint64_t seed, int rank) {
 
 /// Exchanges of one rank that are created with a hook of their own.
 std::vector<std::unique_ptr<Exchange>> create_late(Workspace& workspace, const Mix& mix, std::uint64_t seed) {
-  static std::mutex creation;
-  const std::lock_guard lock(creation);
   set_verb_hook(lateness(seed, workspace.group().rank()));
   auto exchanges = create_all(workspace, mix);
   set_verb_hook({});

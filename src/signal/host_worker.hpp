@@ -106,7 +106,7 @@ class HostWorker {
   void fail(const WordName& name, std::uint64_t expected, std::uint64_t seen);
   /// Looks again and again, asleep in between, until `arrived` holds; false on abort or deadline.
   template <class Arrived>
-  bool wait(const Word* word, const WordName& name, std::uint64_t expected, Arrived arrived);
+  bool wait(const Word* word, const WordName& name, std::uint64_t expected, std::chrono::nanoseconds longest, Arrived arrived);
   void start_sum(int hidden);
   void add_to_sum(const SumTerm& term, const SumFormat& format);
   void finish_sum(bf16* out, int hidden, const LastTerm& last);
