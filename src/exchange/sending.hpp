@@ -37,6 +37,22 @@ struct PlacementView {
   const int* experts_on = nullptr;   ///< [ranks]: how many experts each rank holds
 };
 
+/// This rank's place among the live ranks, where they share work that is nobody's own.
+struct LivePlace {
+  std::size_t index = 0;
+  std::size_t count = 0;
+};
+template <Worker W>
+LivePlace live_place(const W& w) {
+  LivePlace place;
+  for (int r = 0; r < w.heap().ranks; ++r) {
+    if (!w.live(r)) continue;
+    ++place.count;
+    if (r < w.heap().rank) ++place.index;
+  }
+  return place;
+}
+
 /// Does a token have an expert on `rank`?
 HEDDLE_HOST_DEVICE inline bool goes_to(const SendInput& input, const PlacementView& placement, int token, int rank) {
   for (int choice = 0; choice < input.topk; ++choice) {

@@ -111,7 +111,7 @@ HostWorker::Patience HostWorker::look() {
   return {Clock::now(), Doorbell(*team_.heap.mine<HeapHeader>(0)).read()};
 }
 
-bool HostWorker::rest(Patience& patience, const WordName& name, std::uint32_t expected, std::uint32_t seen) {
+bool HostWorker::rest(Patience& patience, const WordName& name, Word expected, Word seen) {
   verb();
   if (aborted()) return false;
   const Doorbell bell(*team_.heap.mine<HeapHeader>(0));

@@ -75,7 +75,7 @@ class HostWorker {
   bool acquire_at_least(const Word* word, const WordName& name, std::uint32_t least, std::uint32_t& value);
   bool peek(const Word* word, std::uint32_t& value);
   Patience look();
-  bool rest(Patience& patience, const WordName& name, std::uint32_t expected, std::uint32_t seen);
+  bool rest(Patience& patience, const WordName& name, Word expected, Word seen);
   bool team_barrier();
   template <class Wanted, class Found>
   int enumerate(int n, Wanted wanted, Found found) {

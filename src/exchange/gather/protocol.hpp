@@ -88,8 +88,9 @@ bool gather_all_reduce(W& w, const GatherLayout& layout, std::size_t rows, std::
   const auto arrived = [&](int peer) { return layout.arrived_word(peer); };
   gather_tell_all(w, arrived, 1);
   if (!gather_hear_all(w, arrived, WordKind::gather_arrived, nullptr)) return false;
-  for (auto row = static_cast<std::size_t>(heap.rank); row < rows; row += static_cast<std::size_t>(heap.ranks)) {
-    if ((row / static_cast<std::size_t>(heap.ranks)) % stride != static_cast<std::size_t>(w.index())) continue;
+  const LivePlace place = live_place(w);
+  for (std::size_t row = place.index; row < rows; row += place.count) {
+    if ((row / place.count) % stride != static_cast<std::size_t>(w.index())) continue;
     w.copy_bytes(sum, zeros, layout.record_bytes());
     for (int s = 0; s < heap.ranks; ++s) {
       if (w.live(s)) w.add_words(sum, heap.at<std::byte>(s, layout.own_record(row)), layout.record_bytes());

@@ -86,6 +86,21 @@ bool take_rows(W& w, const Word* tail, Word* head, std::uint32_t total, NormalPr
   return true;
 }
 
+/// What a transfer with one peer waits for: rows (or the word that there are none), or room in its queue.
+struct NormalStop {
+  WordKind kind = WordKind::none;
+  Word expected = 0;
+  Word seen = 0;
+};
+
+HEDDLE_HOST_DEVICE inline NormalStop where_stuck(std::uint32_t epoch, const NormalFlow& flow, const NormalProgress& progress, bool heard,
+                                                 std::int32_t to_take) {
+  const auto receive = static_cast<std::uint32_t>(to_take);
+  if (!heard || progress.taken < receive) return {flow.tail_kind, pack_word(epoch, receive), heard ? pack_word(epoch, progress.taken) : 0};
+  const std::uint32_t full_since = progress.sent - static_cast<std::uint32_t>(flow.queue_rows);
+  return {flow.head_kind, pack_word(epoch, full_since + 1), pack_word(epoch, full_since)};
+}
+
 /// Moves both directions with this worker's peers until all is sent and taken. `totals_*` are [ranks];
 /// `heard` [ranks] is ordinary memory. Addresses: tail/head words by peer; push(peer, number), take(peer, number).
 template <Worker W, class Words, class Push, class Take>
@@ -113,11 +128,8 @@ bool move_rows(W& w, const NormalFlow& flow, const Words& words, const std::int3
       patience = w.look();
       continue;
     }
-    const NormalProgress& stuck = progress[waiting_for];
-    const bool taking = !heard[waiting_for] || stuck.taken < static_cast<std::uint32_t>(to_take[waiting_for]);
-    const WordName name{taking ? flow.tail_kind : flow.head_kind, waiting_for, -1};
-    const auto expected = static_cast<std::uint32_t>(taking ? to_take[waiting_for] : to_send[waiting_for]);
-    if (!w.rest(patience, name, expected, taking ? stuck.taken : stuck.sent)) return false;
+    const NormalStop stop = where_stuck(w.epoch(), flow, progress[waiting_for], heard[waiting_for], to_take[waiting_for]);
+    if (!w.rest(patience, {stop.kind, waiting_for, -1}, stop.expected, stop.seen)) return false;
   }
 }
 
