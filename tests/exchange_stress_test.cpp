@@ -100,7 +100,7 @@ void run_context(Group& group, Workspace& workspace, const Mix& mix, std::uint64
   for (int round = 0; round < rounds && !testing::Test::HasFailure(); ++round) {
     const std::size_t which = order() % mix.cases.size();
     TripOptions trip;
-    trip.shared = order() % 2 == 0;
+    trip.shared = static_cast<Shared>(order() % 3);
     trip.all_outputs = order() % 3 == 0;
     round_trip(*exchanges[which], with_tokens(mix.cases[which], round), group.rank(), round, trip);
   }
