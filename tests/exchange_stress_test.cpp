@@ -144,7 +144,7 @@ TEST(Stress, MixedWaysOverOneWorkspaceWithLateRanks) {
     run_ranks(ranks, {}, [&](Group& group) {
       Workspace workspace(group, mix.memory.heap_bytes(ranks), mix.configuration);
       poison_heap(workspace, mix.memory);
-      run_context(group, workspace, mix, seed, sanitized ? 60 : 500);
+      run_context(group, workspace, mix, seed, sanitized ? 250 : 500);
       workspace.close();
     });
   }
@@ -157,7 +157,7 @@ TEST(Stress, SeveralWorkersARank) {
     run_ranks(ranks, {}, [&](Group& group) {
       Workspace workspace(group, mix.memory.heap_bytes(ranks), mix.configuration);
       poison_heap(workspace, mix.memory);
-      run_context(group, workspace, mix, seed, sanitized ? 60 : 400);
+      run_context(group, workspace, mix, seed, sanitized ? 250 : 400);
       workspace.close();
     });
   }
@@ -176,14 +176,14 @@ TEST(Stress, TwoContextsInFlightAtOnce) {
     std::string error;
     std::thread other([&] {
       try {
-        run_context(group, *workspaces[1], mixes[1], seed + 1, sanitized ? 60 : 300);
+        run_context(group, *workspaces[1], mixes[1], seed + 1, sanitized ? 250 : 300);
       } catch (const std::exception& e) {
         error = e.what();
       }
     });
     std::string own_error;
     try {
-      run_context(group, *workspaces[0], mixes[0], seed, sanitized ? 60 : 300);
+      run_context(group, *workspaces[0], mixes[0], seed, sanitized ? 250 : 300);
     } catch (const std::exception& e) {
       own_error = e.what();
     }
