@@ -61,8 +61,6 @@ std::function<void()> lateness(std::uint64_t seed, int rank) {
 
 /// Exchanges of one rank that are created with a hook of their own.
 std::vector<std::unique_ptr<Exchange>> create_late(Workspace& workspace, const Mix& mix, std::uint64_t seed) {
-  static std::mutex creation;
-  const std::lock_guard lock(creation);
   set_verb_hook(lateness(seed, workspace.group().rank()));
   auto exchanges = create_all(workspace, mix);
   set_verb_hook({});
@@ -102,7 +100,7 @@ void run_context(Group& group, Workspace& workspace, const Mix& mix, std::uint64
   for (int round = 0; round < rounds && !testing::Test::HasFailure(); ++round) {
     const std::size_t which = order() % mix.cases.size();
     TripOptions trip;
-    trip.shared = order() % 2 == 0;
+    trip.shared = static_cast<Shared>(order() % 3);
     trip.all_outputs = order() % 3 == 0;
     round_trip(*exchanges[which], with_tokens(mix.cases[which], round), group.rank(), round, trip);
   }
@@ -146,7 +144,7 @@ TEST(Stress, MixedWaysOverOneWorkspaceWithLateRanks) {
     run_ranks(ranks, {}, [&](Group& group) {
       Workspace workspace(group, mix.memory.heap_bytes(ranks), mix.configuration);
       poison_heap(workspace, mix.memory);
-      run_context(group, workspace, mix, seed, sanitized ? 60 : 500);
+      run_context(group, workspace, mix, seed, sanitized ? 250 : 500);
       workspace.close();
     });
   }
@@ -159,7 +157,7 @@ TEST(Stress, SeveralWorkersARank) {
     run_ranks(ranks, {}, [&](Group& group) {
       Workspace workspace(group, mix.memory.heap_bytes(ranks), mix.configuration);
       poison_heap(workspace, mix.memory);
-      run_context(group, workspace, mix, seed, sanitized ? 60 : 400);
+      run_context(group, workspace, mix, seed, sanitized ? 250 : 400);
       workspace.close();
     });
   }
@@ -178,14 +176,14 @@ TEST(Stress, TwoContextsInFlightAtOnce) {
     std::string error;
     std::thread other([&] {
       try {
-        run_context(group, *workspaces[1], mixes[1], seed + 1, sanitized ? 60 : 300);
+        run_context(group, *workspaces[1], mixes[1], seed + 1, sanitized ? 250 : 300);
       } catch (const std::exception& e) {
         error = e.what();
       }
     });
     std::string own_error;
     try {
-      run_context(group, *workspaces[0], mixes[0], seed, sanitized ? 60 : 300);
+      run_context(group, *workspaces[0], mixes[0], seed, sanitized ? 250 : 300);
     } catch (const std::exception& e) {
       own_error = e.what();
     }

@@ -104,7 +104,8 @@ struct RankData {
   std::vector<bf16> hidden;
   std::vector<std::int32_t> ids;
   std::vector<float> weights;
-  std::vector<bf16> shared;  ///< what a shared expert would add
+  std::vector<bf16> shared;    ///< what a shared expert would add
+  std::vector<float> factors;  ///< and what a gate would multiply it with
   std::vector<std::vector<std::byte>> extra;
 
   ExchangeInput input(int tokens) const {
@@ -137,6 +138,7 @@ inline RankData draw(const Case& c, int rank, int round) {
     }
   }
   for (std::size_t i = 0; i < data.hidden.size(); ++i) data.shared.push_back(to_bf16(normal(random)));
+  for (std::size_t t = 0; t < tokens; ++t) data.factors.push_back(static_cast<float>(uniform(random)));
   for (const std::size_t bytes : c.options.extra_payloads) {
     data.extra.emplace_back(tokens * bytes);
     for (std::byte& value : data.extra.back()) value = static_cast<std::byte>(random());
@@ -206,9 +208,13 @@ inline std::vector<bf16> run_experts(const Case& c, const Arrived& arrived, int 
 
 inline bool is_live(const std::vector<bool>& live, int rank) { return live.empty() || live[static_cast<std::size_t>(rank)]; }
 
+/// What is added last to a token's sum.
+enum class Shared { none, rows, gated };
+
 /// What the round trip must give: the same stand-ins, sums and wires, with nobody travelling. Experts of
-/// ranks that are not live contribute nothing; `shared` adds the rows of a shared expert.
-inline std::vector<bf16> expected(const Case& c, const RankData& data, const std::vector<bool>& live = {}, bool shared = false) {
+/// ranks that are not live contribute nothing.
+inline std::vector<bf16> expected(const Case& c, const RankData& data, const std::vector<bool>& live = {},
+                                  Shared shared = Shared::none) {
   const auto& options = c.options;
   const auto hidden = static_cast<std::size_t>(options.hidden);
   const auto k = static_cast<std::size_t>(options.topk);
@@ -255,8 +261,10 @@ inline std::vector<bf16> expected(const Case& c, const RankData& data, const std
         for (std::size_t i = 0; i < hidden; ++i) sum[i] += widened[i];
       }
     }
-    for (std::size_t i = 0; i < hidden; ++i)
-      out.push_back(to_bf16(shared ? sum[i] + to_float(data.shared[t * hidden + i]) : sum[i]));
+    const float factor = shared == Shared::gated ? data.factors[t] : 1.0f;
+    for (std::size_t i = 0; i < hidden; ++i) {
+      out.push_back(to_bf16(shared == Shared::none ? sum[i] : sum[i] + factor * to_float(data.shared[t * hidden + i])));
+    }
   }
   return out;
 }

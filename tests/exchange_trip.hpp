@@ -17,8 +17,8 @@ namespace heddle {
 struct TripOptions {
   std::vector<bool> live;                    ///< empty: all
   bool all_outputs = false;                  ///< every rank wants the outputs of all ranks
-  bool shared = false;                       ///< a shared expert's rows are added last
-  std::function<void(int)> between;          ///< other work after the half of this number (0 to 2)
+  Shared shared = Shared::none;              ///< what is added last
+  std::function<void(int)> between;          ///< other work after half 0, 1 and 2
   std::function<void(const Arrived&)> look;  ///< at what arrived
 };
 
@@ -62,7 +62,8 @@ inline void round_trip(Exchange& exchange, const Case& c, int rank, int round, c
   std::vector<bf16> all_out(all + 1, poison);
   CombineOutput output;
   output.out = out.data();
-  output.shared = trip.shared ? data.shared.data() : nullptr;
+  output.shared = trip.shared == Shared::none ? nullptr : data.shared.data();
+  output.shared_factors = trip.shared == Shared::gated ? data.factors.data() : nullptr;
   if (trip.all_outputs || c.tensor_parallel()) {
     output.all_out = all_out.data();
     output.first = first_output(c, rank);

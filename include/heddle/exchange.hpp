@@ -5,7 +5,8 @@
 //   ... the experts turn the arrived rows into results ...
 //   exchange.combine(results, {out});                // results home, summed
 // Every rank makes the same calls in the same order, also with no tokens. Host engine: calls return
-// when their half is done; a wait that cannot end becomes a FaultError on every rank.
+// when their half is done; a wait that cannot end becomes a FaultError on every rank. A rank may be one call
+// behind the others when it hears of it: after a fault ranks can differ by a call in what they finished.
 #pragma once
 
 #include <cstddef>
@@ -165,7 +166,7 @@ class Exchange {
 /// ways whose host waits for exact sizes (normal, elastic with cpu_sync).
 std::unique_ptr<Exchange> create_exchange(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory);
 
-/// Tests only: called before every verb of every worker of this thread's exchanges created afterwards.
+/// Tests only: called before every verb of every worker of the exchanges that this thread creates afterwards.
 void set_verb_hook(std::function<void()> hook);
 
 }  // namespace heddle

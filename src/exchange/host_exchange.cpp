@@ -11,7 +11,7 @@ namespace heddle {
 
 namespace {
 std::function<void()>& verb_hook() {
-  static std::function<void()> hook;
+  thread_local std::function<void()> hook;
   return hook;
 }
 }  // namespace

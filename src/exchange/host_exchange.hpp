@@ -64,6 +64,7 @@ class HostExchange : public Exchange {
   bool tensor_parallel() const { return options_.way == Way::gather && options_.gather == GatherMode::tensor_parallel; }
   int ranks() const { return shape_.ranks; }
   int rank() const { return workspace_.view().rank; }
+  const HostWorker& worker() const { return workers_[0]; }
   int local_experts() const { return local_experts_; }
   const AllGatherLayout& all_gather_layout() const { return all_gather_; }
 

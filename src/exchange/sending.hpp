@@ -53,7 +53,7 @@ struct LiveShare {
 };
 
 template <Worker W>
-HEDDLE_PROTOCOL LiveShare live_share(W& w) {
+HEDDLE_PROTOCOL LiveShare live_share(const W& w) {
   LiveShare share;
   for (int rank = 0; rank < w.heap().ranks; ++rank) {
     if (!w.live(rank)) continue;

@@ -133,7 +133,7 @@ class DeviceWorker {
     return word_tag(seen) == epoch_;
   }
   __device__ Patience look() { return {__shfl_sync(all_lanes, ptx::nanoseconds(), 0)}; }
-  __device__ bool rest(Patience& patience, const WordName& name, std::uint32_t expected, std::uint32_t seen) {
+  __device__ bool rest(Patience& patience, const WordName& name, Word expected, Word seen) {
     int go_on = 1;
     if (lane_ == 0) {
       if (aborted()) {

@@ -70,7 +70,7 @@ void HostWorker::publish(Word* word, std::uint32_t value) {
 }
 
 template <class Arrived>
-bool HostWorker::wait(const Word* word, const WordName& name, std::uint64_t expected, Arrived arrived) {
+bool HostWorker::wait(const Word* word, const WordName& name, std::uint64_t expected, std::chrono::nanoseconds longest, Arrived arrived) {
   const std::atomic_ref<Word> atomic(*const_cast<Word*>(word));
   for (int look = 0; look < team_.spins; ++look) {
     if (arrived(atomic.load(std::memory_order_acquire))) return true;
@@ -82,7 +82,7 @@ bool HostWorker::wait(const Word* word, const WordName& name, std::uint64_t expe
     const Word seen = atomic.load(std::memory_order_acquire);
     if (arrived(seen)) return true;
     if (aborted()) return false;
-    const auto left = team_.deadline - (Clock::now() - since);
+    const auto left = longest - (Clock::now() - since);
     if (left <= std::chrono::nanoseconds(0)) {
       fail(name, expected, seen);
       return false;
@@ -93,7 +93,7 @@ bool HostWorker::wait(const Word* word, const WordName& name, std::uint64_t expe
 
 bool HostWorker::acquire_at_least(const Word* word, const WordName& name, std::uint32_t least, std::uint32_t& value) {
   verb();
-  return wait(word, name, pack_word(epoch_, least), [&](Word seen) {
+  return wait(word, name, pack_word(epoch_, least), team_.deadline, [&](Word seen) {
     value = word_value(seen);
     return word_tag(seen) == epoch_ && value >= least;
   });
@@ -111,7 +111,7 @@ HostWorker::Patience HostWorker::look() {
   return {Clock::now(), Doorbell(*team_.heap.mine<HeapHeader>(0)).read()};
 }
 
-bool HostWorker::rest(Patience& patience, const WordName& name, std::uint32_t expected, std::uint32_t seen) {
+bool HostWorker::rest(Patience& patience, const WordName& name, Word expected, Word seen) {
   verb();
   if (aborted()) return false;
   const Doorbell bell(*team_.heap.mine<HeapHeader>(0));
@@ -137,7 +137,8 @@ bool HostWorker::team_barrier() {
   const Word target = (arrivals.fetch_add(1) / count + 1) * count;
   ring(*header);
   const WordName name{WordKind::team, team_.heap.rank, -1};
-  return wait(&header->team, name, target, [target](Word seen) { return seen >= target; });
+  // Longer than any word's deadline: a fellow worker that waits for another rank names that rank first.
+  return wait(&header->team, name, target, 2 * team_.deadline, [target](Word seen) { return seen >= target; });
 }
 
 void HostWorker::finish_epoch() {

@@ -75,7 +75,7 @@ class HostWorker {
   bool acquire_at_least(const Word* word, const WordName& name, std::uint32_t least, std::uint32_t& value);
   bool peek(const Word* word, std::uint32_t& value);
   Patience look();
-  bool rest(Patience& patience, const WordName& name, std::uint32_t expected, std::uint32_t seen);
+  bool rest(Patience& patience, const WordName& name, Word expected, Word seen);
   bool team_barrier();
   template <class F>
   void lanes(int n, F f) {
@@ -114,7 +114,7 @@ class HostWorker {
   void fail(const WordName& name, std::uint64_t expected, std::uint64_t seen);
   /// Looks again and again, asleep in between, until `arrived` holds; false on abort or deadline.
   template <class Arrived>
-  bool wait(const Word* word, const WordName& name, std::uint64_t expected, Arrived arrived);
+  bool wait(const Word* word, const WordName& name, std::uint64_t expected, std::chrono::nanoseconds longest, Arrived arrived);
   void start_sum(int hidden);
   void add_to_sum(const SumTerm& term, const SumFormat& format);
   void finish_sum(bf16* out, int hidden, const LastTerm& last);

@@ -67,7 +67,8 @@ struct LastTerm {
 //   w.peek(word, v)            as acquire without waiting: false if the word is not of this epoch
 //   w.look()                   a wait made of peeks begins: call before the first peek of a round
 //   w.rest(patience, name, expected, seen)   between rounds that found nothing: sleeps until some word of this
-//                              rank's part changes; false when the deadline since look() has passed
+//                              rank's part changes; false when the deadline since look() has passed.
+//                              expected, seen: words as they are, epoch included, for the error
 //   w.team_barrier()           all workers of this rank; orders their writes
 //   w.lanes(n, f)              f(i) for i < n, each by one lane; w.once(f): f() by one lane; both seen by all lanes after
 //   w.enumerate(n, wanted, found)  numbers the indices i < n with wanted(i): found(i, number); returns how many

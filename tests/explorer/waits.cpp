@@ -71,7 +71,7 @@ ExplorerWorker::Patience ExplorerWorker::look() {
   return {machine_.memory().rings(heap_.rank)};
 }
 
-bool ExplorerWorker::rest(Patience& patience, const WordName& name, std::uint32_t, std::uint32_t) {
+bool ExplorerWorker::rest(Patience& patience, const WordName& name, Word, Word) {
   const auto part = static_cast<std::size_t>(heap_.rank);
   Verb& verb = machine_.prepare(id_, VerbKind::rest);
   verb.rung = patience.rung;

@@ -55,7 +55,7 @@ class ExplorerWorker {
   }
   bool peek(const Word* word, std::uint32_t& value);
   Patience look();
-  bool rest(Patience& patience, const WordName& name, std::uint32_t expected, std::uint32_t seen);
+  bool rest(Patience& patience, const WordName& name, Word expected, Word seen);
   bool team_barrier();
   template <class F>
   void lanes(int n, F f) {

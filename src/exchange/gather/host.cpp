@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "exchange/gather/protocol.hpp"
 #include "exchange/host_exchange.hpp"
 
@@ -129,11 +127,10 @@ class GatherExchange final : public HostExchange {
 
   /// All-reduce: each live rank sums a slice of the tokens, then all slices go to all ranks.
   void share_sums(const CombineOutput& output) {
-    const std::vector<bool>& live = workspace_.live();
-    const auto place = std::count(live.begin(), live.begin() + rank(), true);
-    const auto places = std::count(live.begin(), live.end(), true);
-    const int begin = static_cast<int>(rows_ * place / places);
-    const int end = static_cast<int>(rows_ * (place + 1) / places);
+    const LiveShare live = live_share(worker());
+    const auto all = static_cast<std::size_t>(rows_);
+    const int begin = static_cast<int>(all * live.position / live.count);
+    const int end = static_cast<int>(all * (live.position + 1) / live.count);
     SharedRows shared = shared_rows(output);
     if (shared.rows != nullptr) shared.rows += static_cast<std::size_t>(begin) * static_cast<std::size_t>(options_.hidden);
     if (shared.factors != nullptr) shared.factors += begin;
@@ -153,7 +150,9 @@ class GatherExchange final : public HostExchange {
   /// pushes the sums to all.
   void count_dispatch() {
     if (mode() == GatherMode::tensor_parallel) return;
-    const int share = rows_ / ranks() + (rank() < rows_ % ranks() ? 1 : 0);
+    const LiveShare live = live_share(worker());
+    const auto all = static_cast<std::size_t>(rows_);
+    const auto share = static_cast<std::int64_t>(all / live.count + (live.position < all % live.count ? 1 : 0));
     for (int d = 0; d < ranks(); ++d) {
       count_rows(d, mode() == GatherMode::zero_filled ? 2 * share : input_.tokens, layout_.wire.reported_bytes());
     }

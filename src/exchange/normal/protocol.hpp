@@ -87,6 +87,21 @@ HEDDLE_PROTOCOL bool take_rows(W& w, const Word* tail, Word* head, std::uint32_t
   return true;
 }
 
+/// What a transfer with one peer waits for: rows (or the word that there are none), or room in its queue.
+struct NormalStop {
+  WordKind kind = WordKind::none;
+  Word expected = 0;
+  Word seen = 0;
+};
+
+HEDDLE_HOST_DEVICE inline NormalStop where_stuck(std::uint32_t epoch, const NormalFlow& flow, const NormalProgress& progress,
+                                                 std::uint32_t to_take) {
+  if (!progress.heard) return {flow.tail_kind, pack_word(epoch, to_take), 0};
+  if (progress.taken < to_take) return {flow.tail_kind, pack_word(epoch, to_take), pack_word(epoch, progress.taken)};
+  const std::uint32_t full_since = progress.sent - static_cast<std::uint32_t>(flow.queue_rows);
+  return {flow.head_kind, pack_word(epoch, full_since + 1), pack_word(epoch, full_since)};
+}
+
 /// Moves both directions with this worker's peers until all is sent and taken. to_send, to_take and
 /// progress are [ranks]. Words gives tails and heads by peer; push(peer, number, progress), take(peer, number).
 template <Worker W, class Words, class Push, class Take>
@@ -113,11 +128,8 @@ HEDDLE_PROTOCOL bool move_rows(W& w, const NormalFlow& flow, const Words& words,
       patience = w.look();
       continue;
     }
-    const NormalProgress stuck = progress[waiting_for];
-    const bool taking = !stuck.heard || stuck.taken < static_cast<std::uint32_t>(to_take[waiting_for]);
-    const WordName name{taking ? flow.tail_kind : flow.head_kind, waiting_for, -1};
-    const auto expected = static_cast<std::uint32_t>(taking ? to_take[waiting_for] : to_send[waiting_for]);
-    if (!w.rest(patience, name, expected, taking ? stuck.taken : stuck.sent)) return false;
+    const NormalStop stop = where_stuck(w.epoch(), flow, progress[waiting_for], static_cast<std::uint32_t>(to_take[waiting_for]));
+    if (!w.rest(patience, {stop.kind, waiting_for, -1}, stop.expected, stop.seen)) return false;
   }
 }
 
