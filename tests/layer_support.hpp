@@ -314,25 +314,30 @@ inline void make_tensor_parallel(Case& c) {
   c.options.cap = std::max(c.options.cap, (c.all_tokens() + c.ranks() - 1) / c.ranks());
 }
 
-/// Bounds of docs/numerics.md against the reference, pooled as well: a value that the two round apart weighs too much in a
-/// small batch.
+/// The bounds of docs/numerics.md against the reference. A value that two computations round apart weighs much in a small
+/// case, and a quantised combine wire amplifies it: such cases have a bound of their own and meet the page's together.
 class Bounds {
  public:
   void expect(const Case& c, const std::vector<bf16>& outputs, const std::vector<bf16>& reference) {
-    const Comparison comparison = compare(outputs, reference);
     const Activation activation = activation_of(c);
+    const Comparison comparison = compare(outputs, reference);
     EXPECT_FALSE(comparison.has_nan_mismatch);
-    const auto work = static_cast<std::size_t>(c.all_tokens() * c.layer.shape.topk * c.layer.shape.intermediate);
-    EXPECT_LE(comparison.relative_error, work >= enough_work ? bound(activation) : loose) << text_of(c);
-    auto& pool = pools_[activation == Activation::fp8 ? 0 : 1];
+    const int work = c.all_tokens() * c.layer.shape.topk * c.layer.shape.intermediate;
+    const bool is_small = work < (c.options.combine_wire == Wire::bf16 ? 1 << 13 : 1 << 17);
+    EXPECT_LE(comparison.relative_error, is_small ? small_bound : bound(activation)) << text_of(c);
+    ++cases_;
+    unequal_ += comparison.relative_error > 1e-3 ? 1 : 0;
+    Pool& pool = pools_[activation == Activation::fp8 ? 0 : 1];
     pool.outputs.insert(pool.outputs.end(), outputs.begin(), outputs.end());
     pool.reference.insert(pool.reference.end(), reference.begin(), reference.end());
   }
   ~Bounds() {
     for (const Activation activation : {Activation::fp8, Activation::bf16}) {
-      const auto& pool = pools_[activation == Activation::fp8 ? 0 : 1];
+      const Pool& pool = pools_[activation == Activation::fp8 ? 0 : 1];
       EXPECT_LE(compare(pool.outputs, pool.reference).relative_error, bound(activation)) << "over all cases";
     }
+    // Both round at the same points, so most cases agree far better; a rounding too many shows in all of them.
+    EXPECT_LE(unequal_, 1 + cases_ / 4) << "of " << cases_ << " cases";
   }
   Bounds() = default;
   Bounds(const Bounds&) = delete;
@@ -342,11 +347,12 @@ class Bounds {
   struct Pool {
     std::vector<bf16> outputs, reference;
   };
-  static constexpr std::size_t enough_work = 1 << 13;  ///< tokens * k * D from where a case alone must meet the bound
-  static constexpr double loose = 4e-2;                ///< any mistake is larger
+  static constexpr double small_bound = 3e-2;
   static double bound(Activation activation) { return activation == Activation::fp8 ? 6e-3 : 4e-3; }
 
   Pool pools_[2];
+  int cases_ = 0;
+  int unequal_ = 0;
 };
 
 }  // namespace heddle::layer_test
