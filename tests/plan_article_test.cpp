@@ -159,15 +159,15 @@ TEST(FusedKernelArticle, Caps) {
   EXPECT_EQ(9600, fused_cap(8192));  // 5.1
   EXPECT_EQ(9600, fused_cap(8320));  // 5.2
   EXPECT_EQ(5760, fused_cap(4096));  // 5.1
-  EXPECT_EQ(Arrived::ring, fused_arrived(4096));
-  EXPECT_EQ(Arrived::ring, fused_arrived(5760));
-  EXPECT_EQ(Arrived::worst_case, fused_arrived(5761));
-  EXPECT_EQ(Arrived::worst_case, fused_arrived(8192));
+  EXPECT_EQ(ArrivedRegion::ring, fused_arrived(4096));
+  EXPECT_EQ(ArrivedRegion::ring, fused_arrived(5760));
+  EXPECT_EQ(ArrivedRegion::worst_case, fused_arrived(5761));
+  EXPECT_EQ(ArrivedRegion::worst_case, fused_arrived(8192));
 }
 
 TEST(FusedKernelArticle, BufferRegions) {  // 5.1
   const LayerShape shape = v4(8, 8192).shape;
-  const Buffer buffer = fused_buffer(shape, 8, 8192, Arrived::worst_case, 0, 148);
+  const Buffer buffer = fused_buffer(shape, 8, 8192, ArrivedRegion::worst_case, 0, 148);
   EXPECT_EQ(460800u, fused_worst_rows(shape, 8, 8192));
   EXPECT_ROUNDS_TO(1.8, 1, static_cast<double>(buffer.region("arrived").bytes) / gibi);
   EXPECT_ROUNDS_TO(0.9, 1, static_cast<double>(buffer.region("intermediate").bytes) / gibi);
@@ -177,19 +177,19 @@ TEST(FusedKernelArticle, BufferRegions) {  // 5.1
 
 TEST(FusedKernelArticle, WholeBuffers) {
   const LayerShape shape = v4(8, 8192).shape;
-  const auto gigabytes = [&](int ranks, int cap, Arrived arrived, int shared_experts) {
+  const auto gigabytes = [&](int ranks, int cap, ArrivedRegion arrived, int shared_experts) {
     return static_cast<double>(fused_buffer(shape, ranks, cap, arrived, shared_experts, 148).bytes()) / gibi;
   };
-  EXPECT_ROUNDS_TO(4.5, 1, gigabytes(8, 8192, Arrived::worst_case, 0));  // 5.1
-  EXPECT_ROUNDS_TO(4.7, 1, gigabytes(8, 8192, Arrived::worst_case, 1));  // 5.1
-  EXPECT_ROUNDS_TO(0.35, 2, gigabytes(8, 4096, Arrived::ring, 0));       // 5.1
-  EXPECT_ROUNDS_TO(22, 0, gigabytes(64, 8192, Arrived::worst_case, 0));  // 8
-  EXPECT_ROUNDS_TO(0.6, 1, gigabytes(64, 8192, Arrived::ring, 0));       // 8
+  EXPECT_ROUNDS_TO(4.5, 1, gigabytes(8, 8192, ArrivedRegion::worst_case, 0));  // 5.1
+  EXPECT_ROUNDS_TO(4.7, 1, gigabytes(8, 8192, ArrivedRegion::worst_case, 1));  // 5.1
+  EXPECT_ROUNDS_TO(0.35, 2, gigabytes(8, 4096, ArrivedRegion::ring, 0));       // 5.1
+  EXPECT_ROUNDS_TO(22, 0, gigabytes(64, 8192, ArrivedRegion::worst_case, 0));  // 8
+  EXPECT_ROUNDS_TO(0.6, 1, gigabytes(64, 8192, ArrivedRegion::ring, 0));       // 8
 }
 
 TEST(PersistentGridArticle, Grids) {
   const LayerShape shape = v4(4, 64).shape;
-  const ActivationGrid b200 = activation_grid(shape, 4, 1024, find_machine("b200").sms);
+  const GridPlan b200 = activation_grid(shape, 4, 1024, find_machine("b200").sms);
   EXPECT_EQ(64, most_local_experts(shape.experts, 4));              // The shapes
   EXPECT_EQ(4096u, padded_tensors(shape, 4, 1024).rows_an_expert);  // How T is computed
   EXPECT_EQ(384, pair_counts(shape, 4, 64).per_rank);               // How T is computed

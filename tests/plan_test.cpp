@@ -162,8 +162,8 @@ TEST(Buffers, GrowWithTheCapAndRepeatTheirRegions) {
 TEST(Buffers, ARingIsNeverLargerThanTheWorstCase) {
   for (const ModelPreset& preset : model_presets()) {
     for (const int ranks : {1, 2, 8, 64}) {
-      const auto bytes = [&](Arrived arrived) { return fused_buffer(preset.shape, ranks, 1024, arrived, 0, 132).bytes(); };
-      EXPECT_LE(bytes(Arrived::ring), bytes(Arrived::worst_case)) << preset.name << ", " << ranks << " ranks";
+      const auto bytes = [&](ArrivedRegion arrived) { return fused_buffer(preset.shape, ranks, 1024, arrived, 0, 132).bytes(); };
+      EXPECT_LE(bytes(ArrivedRegion::ring), bytes(ArrivedRegion::worst_case)) << preset.name << ", " << ranks << " ranks";
     }
   }
 }
@@ -177,7 +177,7 @@ TEST(Buffers, ATokenNeedsNoMoreRowsThanARankHasExperts) {
 TEST(Grids, PersistentIsNeverLargerThanPadded) {
   for (const ModelPreset& preset : model_presets()) {
     for (const int cap : {1, 64, 4096}) {
-      const ActivationGrid grid = activation_grid(preset.shape, 2, cap, 132);
+      const GridPlan grid = activation_grid(preset.shape, 2, cap, 132);
       EXPECT_LE(grid.persistent, grid.padded);
       EXPECT_LE(grid.persistent, grid.slots);
       EXPECT_TRUE(grid.persistent == grid.padded || grid.persistent == grid.slots);
@@ -317,7 +317,7 @@ TEST(Plan, TheLargestRequestDoesNotOverflow) {
   EXPECT_EQ(16 * group_rows * row, static_cast<long double>(article_buffer(Way::elastic, request).region("by_expert").bytes));
   const long double fused_rows = 1024.0L * fused_cap(1 << 20) * 16;
   EXPECT_EQ(fused_rows, static_cast<long double>(fused_worst_rows(request.shape, 1024, 1 << 20)));
-  const Buffer fused = fused_buffer(request.shape, 1024, 1 << 20, Arrived::worst_case, 16, 132);
+  const Buffer fused = fused_buffer(request.shape, 1024, 1 << 20, ArrivedRegion::worst_case, 16, 132);
   EXPECT_GT(static_cast<long double>(fused.bytes()), fused_rows * (65536 + 65536 + 16 * 2 * 65536 / 32));
   EXPECT_EQ(64 * group_rows, static_cast<long double>(activation_grid(request.shape, 1024, 1 << 20, 132).padded));
 }

@@ -12,11 +12,7 @@ struct AllGatherLayout {
   int hidden = 0;
   Areas areas;
 
-  /// The last words of the word area, which no way uses.
-  HEDDLE_HOST_DEVICE std::size_t arrived_word(int source) const {
-    return areas.words + sizeof(Word) * static_cast<std::size_t>(shape.ranks) * static_cast<std::size_t>(shape.max_local_experts + 7) +
-           sizeof(Word) * static_cast<std::size_t>(source);
-  }
+  HEDDLE_HOST_DEVICE std::size_t arrived_word(int source) const { return word_at(areas, shape.ranks, all_gather_words, source); }
   HEDDLE_HOST_DEVICE std::size_t row_bytes() const { return static_cast<std::size_t>(hidden) * sizeof(bf16); }
   HEDDLE_HOST_DEVICE std::size_t row(std::size_t number) const { return areas.outputs + number * row_bytes(); }
   HEDDLE_HOST_DEVICE std::size_t output_bytes() const {

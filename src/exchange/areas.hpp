@@ -6,8 +6,12 @@
 //   D: in dispatch every rank, also one without tokens or experts, hears from every live rank; C: in combine likewise.
 //   - dispatch area of call n+1 at rank d is written after C of call n, which d enters after its
 //     experts have read what call n left there;
-//   - combine area of call n+1 is written after D of call n+1, which d enters after call n returned;
-//   - words of call n+1 are written after D or C of call n likewise, so a word never runs ahead of its reader.
+//   - combine area of call n+1, and what a rank offers others to pull, is written after D of call n+1,
+//     which d enters after call n returned;
+//   - words: who has passed C of call n may announce call n+1 while d has not looked at its combine words
+//     of call n yet; d has left D, though. So dispatch and combine have words apart, whatever the way.
+//     Combine words of call n+1 are written after D of call n+1, and the outputs' area and words after C.
+//   - rank p alone writes the words at place p of a row, in its own order, so no late write can undo a newer one.
 #pragma once
 
 #include <cstddef>
@@ -24,10 +28,22 @@ struct Areas {
   std::size_t end = 0;
 };
 
-/// Words any way may need: one an expert and source, and a few a rank. Independent of the cap.
+/// Rows of the word area, one word a peer in each. Every phase has rows of its own, the same for all ways.
+enum WordRow : int {
+  all_gather_words = 0,
+  combine_words = 1,   ///< two rows
+  dispatch_words = 3,  ///< three rows, or one a local expert
+};
+
+/// Offset of the word of `peer` in a row of the word area.
+HEDDLE_HOST_DEVICE constexpr std::size_t word_at(const Areas& areas, int ranks, int row, int peer) {
+  return areas.words + sizeof(Word) * (static_cast<std::size_t>(row) * static_cast<std::size_t>(ranks) + static_cast<std::size_t>(peer));
+}
+
+/// Bytes of all word rows. Independent of the cap.
 constexpr std::size_t word_area_bytes(int ranks, int max_local_experts) {
-  const auto r = static_cast<std::size_t>(ranks);
-  return align_up(sizeof(Word) * r * (static_cast<std::size_t>(max_local_experts) + 8), 128);
+  const int rows = dispatch_words + (max_local_experts > 3 ? max_local_experts : 3);
+  return align_up(sizeof(Word) * static_cast<std::size_t>(ranks) * static_cast<std::size_t>(rows), 128);
 }
 
 /// Areas with room for the largest of each kind.

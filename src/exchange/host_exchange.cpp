@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <exception>
 #include <thread>
 #include <utility>
 
@@ -33,10 +34,9 @@ HostExchange::HostExchange(Workspace& workspace, const ExchangeOptions& options,
   placement_ = {options_.placement.rank_map().data(), options_.placement.local_index_map().data(), experts_on_.data()};
   local_experts_ = static_cast<int>(options_.placement.experts_of(rank()).size());
   all_gather_.shape = shape_;
-  all_gather_.shape.max_local_experts = memory.max_local_experts;
   all_gather_.hidden = options_.hidden;
   all_gather_.areas = areas;
-  most_tokens_ = options_.gather == GatherMode::tensor_parallel && options_.way == Way::gather ? ranks() * options_.cap : options_.cap;
+  most_tokens_ = tensor_parallel() ? ranks() * options_.cap : options_.cap;
   team_ = {workspace.view(), options_.workers, workspace.group().deadline(), &workspace.live(), 0, hook_ ? &hook_ : nullptr};
   // Spinning pays only while every worker has a core of its own.
   if (ranks() * options_.workers <= static_cast<int>(std::thread::hardware_concurrency())) team_.spins = 200;
@@ -45,16 +45,32 @@ HostExchange::HostExchange(Workspace& workspace, const ExchangeOptions& options,
 
 void HostExchange::run(const Half& half) {
   team_.deadline = workspace_.group().deadline();
+  start_team(workspace_.view());
   std::vector<char> done(workers_.size(), 0);
-  const auto work = [&](std::size_t i) {
-    workers_[i].start();
-    done[i] = half(workers_[i]) ? 1 : 0;
+  std::vector<std::exception_ptr> errors(workers_.size());
+  const auto work = [&](std::size_t i) noexcept {
+    try {
+      workers_[i].start();
+      done[i] = half(workers_[i]) ? 1 : 0;
+    } catch (...) {
+      errors[i] = std::current_exception();
+      raise_abort(workspace_.view(), {{WordKind::failed, -1, -1}, rank(), 0, 0});  // nobody shall wait for this rank
+    }
   };
-  std::vector<std::thread> threads;
-  for (std::size_t i = 1; i < workers_.size(); ++i) threads.emplace_back(work, i);
-  work(0);
-  for (auto& thread : threads) thread.join();
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t i = 1; i < workers_.size(); ++i) threads.emplace_back(work, i);
+    work(0);
+  }
+  for (const std::exception_ptr& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
   if (std::find(done.begin(), done.end(), 0) != done.end()) workspace_.throw_if_aborted();
+}
+
+void HostExchange::refuse(const InputError& error, int expected, int seen) {
+  workspace_.refuse(static_cast<std::uint64_t>(expected), static_cast<std::uint64_t>(seen));
+  throw InputError(error);
 }
 
 void HostExchange::accept(const ExchangeInput& input, const Step& step) {
@@ -63,32 +79,42 @@ void HostExchange::accept(const ExchangeInput& input, const Step& step) {
     throw InputError(fmt::format("way {}: the step's largest batch is {} rows, the cap is {}; create the layer with a cap of at least {}",
                                  name(options_.way), step.max_tokens, most_tokens_, step.max_tokens));
   }
-  const auto only_here = [this](const InputError& error, int expected, int seen) {
-    workspace_.refuse(static_cast<std::uint64_t>(expected), static_cast<std::uint64_t>(seen));
-    throw InputError(error);
-  };
   if (input.tokens < 0 || input.tokens > step.max_tokens) {
-    only_here(InputError(fmt::format("rank {} brings {} tokens, the step says at most {}", rank(), input.tokens, step.max_tokens)),
-              step.max_tokens, input.tokens);
+    refuse(InputError(fmt::format("rank {} brings {} tokens, the step says at most {}", rank(), input.tokens, step.max_tokens)),
+           step.max_tokens, input.tokens);
   }
   try {
+    const bool missing = input.hidden == nullptr || input.ids == nullptr || input.weights == nullptr;
+    if (input.tokens > 0 && missing) throw InputError(fmt::format("rank {} brings {} tokens without hidden states, ids or weights", rank(), input.tokens));
     check_choices({input.ids, static_cast<std::size_t>(input.tokens) * static_cast<std::size_t>(options_.topk)}, input.tokens, options_.topk,
                   shape_.experts);
     if (input.extra.size() != options_.extra_payloads.size()) {
       throw InputError(fmt::format("{} extra payloads were given, {} announced", input.extra.size(), options_.extra_payloads.size()));
     }
   } catch (const InputError& error) {
-    only_here(error, 0, 0);
+    refuse(error, 0, 0);
   }
   offered_ = input;
   step_ = step;
   input_ = {input.tokens, options_.topk, input.hidden, input.ids, input.weights};
 }
 
+void HostExchange::accept(const CombineOutput& output) {
+  if (input_.tokens > 0 && (tensor_parallel() ? output.all_out : output.out) == nullptr) {
+    refuse(InputError(fmt::format("rank {} has no memory for the outputs of its {} tokens", rank(), input_.tokens)), 0, 0);
+  }
+  if (output.all_out == nullptr || tensor_parallel()) return;
+  const int room = ranks() * options_.cap;
+  if (output.first < 0 || output.all_tokens > room || output.first + input_.tokens > output.all_tokens) {
+    refuse(InputError(fmt::format("rank {}: its {} tokens from row {} on do not fit a batch of {} rows (at most {}: {} ranks of {})", rank(),
+                                  input_.tokens, output.first, output.all_tokens, room, ranks(), options_.cap)),
+           output.all_tokens, output.first + input_.tokens);
+  }
+}
+
 void HostExchange::finish(const CombineOutput& output) {
-  const bool tensor_parallel = options_.way == Way::gather && options_.gather == GatherMode::tensor_parallel;
   run([&](HostWorker& w) {
-    if (output.all_out != nullptr && !tensor_parallel &&
+    if (output.all_out != nullptr && !tensor_parallel() &&
         !all_gather_rows(w, all_gather_, static_cast<std::size_t>(output.first), static_cast<std::size_t>(input_.tokens),
                          static_cast<std::size_t>(output.all_tokens), output.out, output.all_out)) {
       return false;
@@ -97,7 +123,7 @@ void HostExchange::finish(const CombineOutput& output) {
     if (w.index() == 0) w.finish_epoch();
     return true;
   });
-  for (int d = 0; output.all_out != nullptr && !tensor_parallel && d < ranks(); ++d) count_rows(d, input_.tokens, all_gather_.row_bytes());
+  for (int d = 0; output.all_out != nullptr && !tensor_parallel() && d < ranks(); ++d) count_rows(d, input_.tokens, all_gather_.row_bytes());
 }
 
 void HostExchange::count_rows(int peer, std::int64_t rows, std::size_t bytes_a_row) {

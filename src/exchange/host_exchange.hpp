@@ -49,16 +49,19 @@ class HostExchange : public Exchange {
 
  protected:
   using Half = std::function<bool(HostWorker&)>;
-  /// Runs a half on all workers; throws the fault if one gave up.
+  /// Runs a half on all workers; throws the fault if one gave up, and what one threw.
   void run(const Half& half);
   /// Checks the input before anything is written. What all ranks see alike is thrown alike; what only
   /// this rank sees also ends the others' waits.
   void accept(const ExchangeInput& input, const Step& step);
+  /// Likewise before combine_receive: outputs have a place, and slices fit the batch.
+  void accept(const CombineOutput& output);
   /// Notes rows that this rank pushed to `peer`, or pulled from it.
   void count_rows(int peer, std::int64_t rows, std::size_t bytes_a_row);
   /// Shares the outputs where that is wanted and ends the call: after this the next one may begin.
   void finish(const CombineOutput& output);
 
+  bool tensor_parallel() const { return options_.way == Way::gather && options_.gather == GatherMode::tensor_parallel; }
   int ranks() const { return shape_.ranks; }
   int rank() const { return workspace_.view().rank; }
   int local_experts() const { return local_experts_; }
@@ -73,6 +76,9 @@ class HostExchange : public Exchange {
   Step step_;
 
  private:
+  /// Throws, after telling the others not to wait.
+  [[noreturn]] void refuse(const InputError& error, int expected, int seen);
+
   HostTeam team_;
   std::vector<HostWorker> workers_;
   std::function<void()> hook_;

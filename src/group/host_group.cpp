@@ -98,16 +98,23 @@ void HostGroup::release_heap(const HeapMapping& heap) {
 
 void HostGroup::reset(const std::vector<bool>& live) {
   if (live.size() != live_.size()) throw InputError(fmt::format("reset with {} live flags for {} ranks", live.size(), live_.size()));
-  live_ = live;
+  if (live != live_) live_ = live;  // another context of this rank may be reading it
   // A barrier that failed left the counters apart. They never go back, since a rank may still be on its
   // way out of a barrier that others have left: all go on from the furthest. The others may come later
   // by a whole wait of their own, and by the wait that their abort ended.
+  // Likewise the meetings of a reset that failed: a reset arrives at an odd number and leaves at the
+  // next even one, and all take the first number that nobody has passed.
   RankControl& own = part(rank());
-  meet(&RankControl::generation, own.generation + 1, "group reset", 3 * deadline_);
+  Word begun = 0;
+  for (int peer = 0; peer < ranks(); ++peer) {
+    if (live_[static_cast<std::size_t>(peer)]) begun = std::max(begun, std::atomic_ref<Word>(part(peer).generation).load());
+  }
+  const Word arrival = begun / 2 * 2 + 1;
+  meet(&RankControl::generation, arrival, "group reset", 3 * deadline_);
   for (int peer = 0; peer < ranks(); ++peer) {
     barriers_ = std::max(barriers_, std::atomic_ref<Word>(part(peer).arrived).load(std::memory_order_acquire));
   }
-  meet(&RankControl::generation, own.generation + 1, "group reset", deadline_);
+  meet(&RankControl::generation, arrival + 1, "group reset", deadline_);
   std::atomic_ref<Word>(own.arrived).store(barriers_, std::memory_order_release);
 }
 

@@ -56,13 +56,14 @@ void Workspace::reset(const std::vector<bool>& live) {
   // Nobody of the live ranks is inside a protocol now. Words carry epochs, so raising the epoch past
   // every rank's makes all of them stale at once; only the header itself is zeroed.
   Word epoch = 0;
-  for (int rank = 0; rank < group_->ranks(); ++rank) epoch = std::max(epoch, heap_.view.at<HeapHeader>(rank, 0)->epoch);
+  for (int rank = 0; rank < group_->ranks(); ++rank) {
+    epoch = std::max(epoch, std::atomic_ref<Word>(heap_.view.at<HeapHeader>(rank, 0)->epoch).load());
+  }
   group_->barrier("workspace reset");
   auto* header = heap_.view.mine<HeapHeader>(0);
   std::atomic_ref<Word>(header->abort).store(0);
-  header->team = 0;
   header->fault = {};
-  header->epoch = epoch + 2;  // one more than any call that was under way
+  std::atomic_ref<Word>(header->epoch).store(epoch + 2);  // one more than any call that was under way
   group_->barrier("workspace reset");
 }
 

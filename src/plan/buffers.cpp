@@ -95,9 +95,32 @@ PaddedTensors padded_tensors(const LayerShape& shape, int ranks, int cap, Activa
   return tensors;
 }
 
+namespace {
+
+std::uint64_t workspace_bytes(Way way, const PlanRequest& request) {
+  ExchangeOptions options;
+  options.way = way;
+  options.hidden = request.shape.hidden;
+  options.topk = request.shape.topk;
+  options.cap = request.cap;
+  options.placement = Placement::contiguous(request.shape.experts, request.ranks);
+  options.wire = request.wire;
+  options.combine_wire = request.combine_wire;
+  options.quantisation = request.quantisation;
+  options.arrived = default_layout(way);
+  return exchange_memory(options).heap_bytes(request.ranks);
+}
+
+}  // namespace
+
 const std::map<Way, LayoutBytes>& own_layouts() {
-  // Each way's layout adds its line here once it exists, e.g. {Way::gather, [](const PlanRequest& r) {...}}.
-  static const std::map<Way, LayoutBytes> layouts;
+  static const std::map<Way, LayoutBytes> layouts = [] {
+    std::map<Way, LayoutBytes> all;
+    for (const Way way : {Way::gather, Way::normal, Way::low_latency, Way::elastic, Way::one_sided}) {
+      all.emplace(way, [way](const PlanRequest& request) { return workspace_bytes(way, request); });
+    }
+    return all;
+  }();
   return layouts;
 }
 

@@ -12,6 +12,7 @@ WordText word_text(WordKind kind) {
   switch (kind) {
     case WordKind::none: return {"no phase", "no word"};
     case WordKind::refused: return {"input check", "its tokens, which were refused there"};
+    case WordKind::failed: return {"call", "the rest of its call, which failed there"};
     case WordKind::team: return {"team barrier", "arrivals of this rank's workers"};
     case WordKind::gather_count: return {"gather dispatch", "token count"};
     case WordKind::gather_arrived: return {"gather dispatch", "arrival flag"};

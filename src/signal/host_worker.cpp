@@ -7,7 +7,12 @@ namespace heddle {
 
 HostWorker::HostWorker(const HostTeam& team, int index) : team_(team), index_(index) { start(); }
 
-void HostWorker::start() { epoch_ = static_cast<std::uint32_t>(team_.heap.mine<HeapHeader>(0)->epoch) + 1; }
+void start_team(const HeapView& heap) { std::atomic_ref<Word>(heap.mine<HeapHeader>(0)->team).store(0); }
+
+void HostWorker::start() {
+  const Word finished = std::atomic_ref<Word>(team_.heap.mine<HeapHeader>(0)->epoch).load(std::memory_order_relaxed);
+  epoch_ = static_cast<std::uint32_t>(finished) + 1;
+}
 
 bool HostWorker::aborted() const {
   return std::atomic_ref<Word>(team_.heap.mine<HeapHeader>(0)->abort).load(std::memory_order_acquire) != 0;
@@ -109,13 +114,16 @@ HostWorker::Patience HostWorker::look() {
 bool HostWorker::rest(Patience& patience, const WordName& name, std::uint32_t expected, std::uint32_t seen) {
   verb();
   if (aborted()) return false;
-  const auto left = team_.deadline - (Clock::now() - patience.since);
-  if (left <= std::chrono::nanoseconds(0)) {
-    fail(name, expected, seen);
-    return false;
-  }
   const Doorbell bell(*team_.heap.mine<HeapHeader>(0));
-  bell.sleep(patience.rung, left);
+  if (bell.read() == patience.rung) {
+    const auto left = team_.deadline - (Clock::now() - patience.since);
+    if (left <= std::chrono::nanoseconds(0)) {
+      fail(name, expected, seen);
+      return false;
+    }
+    bell.sleep(patience.rung, left);
+  }
+  // Something may have come since the peeks: it is looked at before a deadline counts.
   patience.rung = bell.read();
   return true;
 }
@@ -134,7 +142,7 @@ bool HostWorker::team_barrier() {
 
 void HostWorker::finish_epoch() {
   verb();
-  team_.heap.mine<HeapHeader>(0)->epoch = epoch_;
+  std::atomic_ref<Word>(team_.heap.mine<HeapHeader>(0)->epoch).store(epoch_, std::memory_order_relaxed);
 }
 
 void HostWorker::start_sum(int hidden) {

@@ -26,6 +26,10 @@ struct HostTeam {
   const std::function<void()>* before_verb = nullptr;  ///< tests inject delays here
 };
 
+/// Before the workers of a rank start a half: none of them is inside a barrier, and their number may
+/// differ from that of the last half.
+void start_team(const HeapView& heap);
+
 class HostWorker {
  public:
   using Clock = std::chrono::steady_clock;

@@ -22,6 +22,7 @@ HEDDLE_HOST_DEVICE constexpr std::uint32_t word_value(Word word) { return static
 enum class WordKind : std::uint32_t {
   none,
   refused,             ///< no word: a rank refused its input
+  failed,              ///< no word: a rank left a call by an exception
   team,                ///< the barrier of one rank's workers
   gather_count,
   gather_arrived,

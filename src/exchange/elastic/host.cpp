@@ -86,6 +86,7 @@ class ElasticExchange final : public HostExchange {
   }
 
   void combine_receive(const CombineOutput& output) override {
+    accept(output);
     const bool weighted = options_.weight_at == WeightAt::combine;
     run([&](HostWorker& w) { return elastic_collect(w, layout_, input_, placement_, scratch_, weighted, shared_rows(output), output.out); });
     finish(output);

@@ -15,9 +15,9 @@ struct ElasticLayout {
   Reduce reduce = Reduce::rank;
   Areas areas;
 
-  // Words: [source] counts, then [worker rank] return flags.
-  HEDDLE_HOST_DEVICE std::size_t count_word(int source) const { return areas.words + sizeof(Word) * static_cast<std::size_t>(source); }
-  HEDDLE_HOST_DEVICE std::size_t returned_word(int worker) const { return count_word(shape.ranks + worker); }
+  // Words: [source] counts; [worker rank] return flags.
+  HEDDLE_HOST_DEVICE std::size_t count_word(int source) const { return word_at(areas, shape.ranks, dispatch_words, source); }
+  HEDDLE_HOST_DEVICE std::size_t returned_word(int worker) const { return word_at(areas, shape.ranks, combine_words, worker); }
 
   // Dispatch area: rows, routing, home tokens; each [source][cap].
   HEDDLE_HOST_DEVICE std::size_t region_rows() const {

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "exchange/gather/protocol.hpp"
 #include "exchange/host_exchange.hpp"
 
@@ -42,6 +44,9 @@ class GatherExchange final : public HostExchange {
         });
         break;
       case GatherMode::tensor_parallel:
+        // No row travels, but without this rendezvous a rank could offer its next sums while another,
+        // in the combine of another way, still pulls the last ones.
+        run([this](HostWorker& w) { return gather_exchange_counts(w, layout_, input_.tokens, counts_.data()); });
         rows_ = input.tokens;
         break;
     }
@@ -66,6 +71,7 @@ class GatherExchange final : public HostExchange {
   }
 
   void combine_receive(const CombineOutput& output) override {
+    accept(output);
     if (mode() == GatherMode::tensor_parallel) {
       share_sums(output);
     } else {
@@ -127,10 +133,13 @@ class GatherExchange final : public HostExchange {
     return arrived;
   }
 
-  /// All-reduce: each rank sums a slice of the tokens, then all slices go to all ranks.
+  /// All-reduce: each live rank sums a slice of the tokens, then all slices go to all ranks.
   void share_sums(const CombineOutput& output) {
-    const int begin = static_cast<int>(static_cast<long long>(rows_) * rank() / ranks());
-    const int end = static_cast<int>(static_cast<long long>(rows_) * (rank() + 1) / ranks());
+    const std::vector<bool>& live = workspace_.live();
+    const auto place = std::count(live.begin(), live.begin() + rank(), true);
+    const auto places = std::count(live.begin(), live.end(), true);
+    const int begin = static_cast<int>(rows_ * place / places);
+    const int end = static_cast<int>(rows_ * (place + 1) / places);
     SharedRows shared = shared_rows(output);
     if (shared.rows != nullptr) shared.rows += static_cast<std::size_t>(begin) * static_cast<std::size_t>(options_.hidden);
     if (shared.factors != nullptr) shared.factors += begin;

@@ -13,14 +13,11 @@ struct GatherLayout {
   RowFormat returned;
   Areas areas;
 
-  HEDDLE_HOST_DEVICE std::size_t word(int kind, int peer) const {
-    return areas.words + sizeof(Word) * (static_cast<std::size_t>(kind) * static_cast<std::size_t>(shape.ranks) +
-                                         static_cast<std::size_t>(peer));
-  }
-  HEDDLE_HOST_DEVICE std::size_t count_word(int source) const { return word(0, source); }
-  HEDDLE_HOST_DEVICE std::size_t arrived_word(int source) const { return word(1, source); }
-  HEDDLE_HOST_DEVICE std::size_t reduced_word(int source) const { return word(2, source); }
-  HEDDLE_HOST_DEVICE std::size_t partial_word(int worker) const { return word(3, worker); }
+  HEDDLE_HOST_DEVICE std::size_t word(int row, int peer) const { return word_at(areas, shape.ranks, row, peer); }
+  HEDDLE_HOST_DEVICE std::size_t count_word(int source) const { return word(dispatch_words, source); }
+  HEDDLE_HOST_DEVICE std::size_t arrived_word(int source) const { return word(dispatch_words + 1, source); }
+  HEDDLE_HOST_DEVICE std::size_t reduced_word(int source) const { return word(dispatch_words + 2, source); }
+  HEDDLE_HOST_DEVICE std::size_t partial_word(int worker) const { return word(combine_words, worker); }
 
   HEDDLE_HOST_DEVICE std::size_t all_rows() const { return static_cast<std::size_t>(shape.ranks) * static_cast<std::size_t>(shape.cap); }
   HEDDLE_HOST_DEVICE std::size_t record_bytes() const { return wire.row_bytes() + routing_bytes(shape.topk); }

@@ -1,7 +1,7 @@
 // gather, the protocol (docs/protocols/gather.md). Rows reach every rank by an all-gather (padded blocks,
 // or at exact offsets after the counts have been exchanged) or as the sum of zero-filled buffers; the
-// partial sums come back by pulling. Under tensor-parallel attention nothing is sent, each rank pulls its
-// slice, and all_gather_rows makes an all-reduce of it.
+// partial sums come back by pulling. Under tensor-parallel attention no row is sent (counts are, as the
+// rendezvous of dispatch), each rank pulls its slice, and all_gather_rows makes an all-reduce of it.
 #pragma once
 
 #include "exchange/gather/layout.hpp"

@@ -19,12 +19,11 @@ struct LowLatencyLayout {
   RowFormat returned;
   Areas areas;
 
-  // Words: [local expert][source] counts, then [worker rank] return flags.
+  // Words: [local expert][source] counts; [worker rank] return flags.
   HEDDLE_HOST_DEVICE std::size_t count_word(int local_expert, int source) const {
-    return areas.words + sizeof(Word) * (static_cast<std::size_t>(local_expert) * static_cast<std::size_t>(shape.ranks) +
-                                         static_cast<std::size_t>(source));
+    return word_at(areas, shape.ranks, dispatch_words + local_expert, source);
   }
-  HEDDLE_HOST_DEVICE std::size_t returned_word(int worker) const { return count_word(shape.max_local_experts, worker); }
+  HEDDLE_HOST_DEVICE std::size_t returned_word(int worker) const { return word_at(areas, shape.ranks, combine_words, worker); }
 
   // Dispatch area: rows, then origins; each [local expert][source][cap].
   HEDDLE_HOST_DEVICE std::size_t regions() const {

@@ -94,6 +94,7 @@ class NormalExchange final : public HostExchange {
   }
 
   void combine_receive(const CombineOutput& output) override {
+    accept(output);
     run([&](HostWorker& w) {
       return normal_collect(w, layout_, input_, scratch_, returned_firsts_.data(), returned_.data(), shared_rows(output), output.out);
     });

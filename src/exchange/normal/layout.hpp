@@ -15,16 +15,13 @@ struct NormalLayout {
   int chunk_rows = 32;   ///< rows a tail is published for
   Areas areas;
 
-  HEDDLE_HOST_DEVICE std::size_t word(int kind, int peer) const {
-    return areas.words + sizeof(Word) * (static_cast<std::size_t>(kind) * static_cast<std::size_t>(shape.ranks) +
-                                         static_cast<std::size_t>(peer));
-  }
+  HEDDLE_HOST_DEVICE std::size_t word(int row, int peer) const { return word_at(areas, shape.ranks, row, peer); }
   // At the receiver: what a source will send, and has sent. At the sender: what a receiver has taken.
-  HEDDLE_HOST_DEVICE std::size_t count_word(int source) const { return word(0, source); }
-  HEDDLE_HOST_DEVICE std::size_t tail_word(int source) const { return word(1, source); }
-  HEDDLE_HOST_DEVICE std::size_t head_word(int receiver) const { return word(2, receiver); }
-  HEDDLE_HOST_DEVICE std::size_t return_tail_word(int worker) const { return word(3, worker); }
-  HEDDLE_HOST_DEVICE std::size_t return_head_word(int home) const { return word(4, home); }
+  HEDDLE_HOST_DEVICE std::size_t count_word(int source) const { return word(dispatch_words, source); }
+  HEDDLE_HOST_DEVICE std::size_t tail_word(int source) const { return word(dispatch_words + 1, source); }
+  HEDDLE_HOST_DEVICE std::size_t head_word(int receiver) const { return word(dispatch_words + 2, receiver); }
+  HEDDLE_HOST_DEVICE std::size_t return_tail_word(int worker) const { return word(combine_words, worker); }
+  HEDDLE_HOST_DEVICE std::size_t return_head_word(int home) const { return word(combine_words + 1, home); }
 
   HEDDLE_HOST_DEVICE std::size_t queue_row(int peer, std::uint32_t number) const {
     return static_cast<std::size_t>(peer) * static_cast<std::size_t>(queue_rows) + number % static_cast<std::uint32_t>(queue_rows);

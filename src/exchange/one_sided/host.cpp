@@ -62,6 +62,7 @@ class OneSidedExchange final : public HostExchange {
   }
 
   void combine_receive(const CombineOutput& output) override {
+    accept(output);
     run([&](HostWorker& w) { return one_sided_pull(w, layout_, step_.max_tokens, input_, scratch_, shared_rows(output), output.out); });
     for (int d = 0; d < ranks(); ++d) count_rows(d, scratch_.sent[d], layout_.returned.reported_bytes());
     finish(output);

@@ -18,9 +18,9 @@ struct OneSidedLayout {
   int extra_payloads = 0;
   std::size_t extra_bytes[max_extra_payloads] = {};  ///< a row, multiples of 16
 
-  // Words: [source] arrivals, then [worker rank] ready flags.
-  HEDDLE_HOST_DEVICE std::size_t arrived_word(int source) const { return areas.words + sizeof(Word) * static_cast<std::size_t>(source); }
-  HEDDLE_HOST_DEVICE std::size_t ready_word(int worker) const { return arrived_word(shape.ranks + worker); }
+  // Words: [source] arrivals; [worker rank] ready flags.
+  HEDDLE_HOST_DEVICE std::size_t arrived_word(int source) const { return word_at(areas, shape.ranks, dispatch_words, source); }
+  HEDDLE_HOST_DEVICE std::size_t ready_word(int worker) const { return word_at(areas, shape.ranks, combine_words, worker); }
 
   // Dispatch area: rows, routing, extra payloads; each [source][block_rows] with block_rows <= cap.
   HEDDLE_HOST_DEVICE std::size_t blocks() const { return static_cast<std::size_t>(shape.ranks) * static_cast<std::size_t>(shape.cap); }

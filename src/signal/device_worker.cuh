@@ -1,0 +1,460 @@
+// The Worker of a GPU: a warp. Verbs are called by all 32 lanes; ordinary loops around them run in every
+// lane alike. A rank's workers are the warps of gridDim.x CTAs; with virtual ranks blockIdx.y says which
+// rank, and all CTAs of a launch are resident at once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "formats/group.hpp"
+#include "signal/ptx.cuh"
+#include "signal/worker.hpp"
+
+namespace heddle {
+
+/// What the host may change between launches or replays without touching a graph. Lies in device memory.
+struct DeviceSettings {
+  std::uint64_t deadline_nanoseconds = 0;
+  std::uint32_t delay_nanoseconds = 0;  ///< tests: longest sleep before a verb
+  std::uint32_t delay_seed = 0;
+  unsigned char live[1024] = {};        ///< [ranks], 0: masked
+};
+
+/// Where the host sees a fault without stopping a stream: mapped host memory, one a rank.
+struct HostFault {
+  Word raised = 0;  ///< 1 once `record` is complete
+  FaultRecord record;
+};
+
+struct DeviceTeam {
+  HeapView heap;                  ///< of the first rank of this launch
+  DeviceSettings* settings = nullptr;
+  HostFault* host_faults = nullptr;  ///< [ranks of this launch]
+};
+
+class DeviceWorker {
+ public:
+  static constexpr int lanes_of_warp = 32;
+  static constexpr unsigned all_lanes = 0xFFFFFFFFu;
+  struct Patience {
+    std::uint64_t since = 0;
+  };
+
+  /// `staging`: shared memory, `staging_bytes` for each warp of the CTA. `verdict`: one shared int of the CTA.
+  __device__ DeviceWorker(const DeviceTeam& team, std::byte* staging, std::size_t staging_bytes, int* verdict)
+      : team_(team), heap_(team.heap), verdict_(verdict), lane_(static_cast<int>(threadIdx.x) % lanes_of_warp) {
+    heap_.rank += static_cast<int>(blockIdx.y);
+    const int warp = static_cast<int>(threadIdx.x) / lanes_of_warp;
+    const int warps = static_cast<int>(blockDim.x) / lanes_of_warp;
+    index_ = static_cast<int>(blockIdx.x) * warps + warp;
+    count_ = static_cast<int>(gridDim.x) * warps;
+    staging_ = staging + static_cast<std::size_t>(warp) * staging_bytes;
+    epoch_ = static_cast<std::uint32_t>(ptx::load_relaxed_system(&header()->epoch)) + 1;
+  }
+
+  __device__ int index() const { return index_; }
+  __device__ int count() const { return count_; }
+  __device__ int lane() const { return lane_; }
+  __device__ const HeapView& heap() const { return heap_; }
+  __device__ std::uint32_t epoch() const { return epoch_; }
+  __device__ bool live(int rank) const { return team_.settings->live[rank] != 0; }
+
+  __device__ bool begin() {
+    verb();
+    return !aborted();
+  }
+
+  template <class T>
+  __device__ T read(const T* address) {
+    static_assert(sizeof(T) == 4);
+    verb();
+    return *static_cast<const volatile T*>(address);
+  }
+  template <class T>
+  __device__ void write(T* address, T value) {
+    static_assert(sizeof(T) == 4);
+    verb();
+    if (lane_ == 0) *address = value;
+  }
+
+  __device__ Ticket copy_row(std::byte* to, const std::byte* from, const RowFormat& format) {
+    verb();
+    copy_vectors(to, from, format.row_bytes());
+    return {};
+  }
+  __device__ Ticket copy_bytes(void* to, const void* from, std::size_t bytes) {
+    verb();
+    const auto a = reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from) | bytes;
+    if (a % 16 == 0) {
+      copy_vectors(static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes);
+    } else {
+      for (std::size_t i = static_cast<std::size_t>(lane_); i < bytes / 4; i += lanes_of_warp) {
+        static_cast<std::uint32_t*>(to)[i] = static_cast<const std::uint32_t*>(from)[i];
+      }
+    }
+    return {};
+  }
+  __device__ Ticket quantise_row(std::byte* to, const bf16* from, const RowFormat& format) {
+    verb();
+    switch (format.wire) {
+      case Wire::bf16: copy_vectors(to, reinterpret_cast<const std::byte*>(from), format.row_bytes()); break;
+      case Wire::fp8: quantise_fp8(to, from, format); break;
+      case Wire::nvfp4: quantise_nvfp4(to, from, format); break;
+    }
+    return {};
+  }
+  /// Earlier copies out of the staging row have been read when their instructions were issued: all are
+  /// synchronous here, so only the lanes have to agree.
+  __device__ std::byte* staging(const RowFormat&) {
+    __syncwarp();
+    return staging_;
+  }
+  __device__ void complete(Ticket) { __syncwarp(); }
+  __device__ void complete_all() { __syncwarp(); }
+  __device__ void add_words(std::byte* to, const std::byte* from, std::size_t bytes) {
+    verb();
+    for (std::size_t i = static_cast<std::size_t>(lane_); i < bytes / 4; i += lanes_of_warp) {
+      reinterpret_cast<std::uint32_t*>(to)[i] += reinterpret_cast<const std::uint32_t*>(from)[i];
+    }
+    __syncwarp();
+  }
+
+  /// All lanes' writes, and through earlier barriers those of the team, are seen before the word.
+  __device__ void publish(Word* word, std::uint32_t value) {
+    verb();
+    __syncwarp();
+    if (lane_ == 0) {
+      __threadfence_system();
+      ptx::store_release_system(word, pack_word(epoch_, value));
+    }
+    __syncwarp();
+  }
+  __device__ bool acquire(const Word* word, const WordName& name, std::uint32_t& value) { return acquire_at_least(word, name, 0, value); }
+  __device__ bool acquire_at_least(const Word* word, const WordName& name, std::uint32_t least, std::uint32_t& value) {
+    verb();
+    Word seen = 0;
+    bool arrived = false;
+    if (lane_ == 0) {
+      arrived = spin(word, name, pack_word(epoch_, least), [&](Word found) {
+        seen = found;
+        return word_tag(found) == epoch_ && word_value(found) >= least;
+      });
+    }
+    value = word_value(__shfl_sync(all_lanes, seen, 0));
+    return __shfl_sync(all_lanes, static_cast<int>(arrived), 0) != 0;
+  }
+  __device__ bool peek(const Word* word, std::uint32_t& value) {
+    verb();
+    Word seen = 0;
+    if (lane_ == 0) seen = ptx::load_acquire_system(word);
+    seen = __shfl_sync(all_lanes, seen, 0);
+    value = word_value(seen);
+    return word_tag(seen) == epoch_;
+  }
+  __device__ Patience look() { return {__shfl_sync(all_lanes, ptx::nanoseconds(), 0)}; }
+  __device__ bool rest(Patience& patience, const WordName& name, std::uint32_t expected, std::uint32_t seen) {
+    int go_on = 1;
+    if (lane_ == 0) {
+      if (aborted()) {
+        go_on = 0;
+      } else if (ptx::nanoseconds() - patience.since > team_.settings->deadline_nanoseconds) {
+        fail(name, expected, seen);
+        go_on = 0;
+      }
+    }
+    return __shfl_sync(all_lanes, go_on, 0) != 0;
+  }
+
+  /// All warps of the rank; a warp that has left does not hold up its CTA, and the abort word ends the wait.
+  __device__ bool team_barrier() {
+    verb();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      bool open = true;
+      if (gridDim.x > 1) {
+        const Word before = ptx::add_acquire_release_gpu(&header()->team, 1);
+        const Word ctas = gridDim.x;
+        const Word target = (before / ctas + 1) * ctas;
+        open = spin(&header()->team, {WordKind::team, heap_.rank, -1}, target, [&](Word seen) { return seen >= target; });
+      } else {
+        open = !aborted();
+      }
+      *verdict_ = open ? 1 : 0;
+    }
+    __syncthreads();
+    return *static_cast<volatile int*>(verdict_) != 0;
+  }
+
+  template <class Wanted, class Found>
+  __device__ int enumerate(int n, Wanted wanted, Found found) {
+    verb();
+    int number = 0;
+    for (int base = 0; base < n; base += lanes_of_warp) {
+      const int i = base + lane_;
+      const bool mine = i < n && wanted(i);
+      const unsigned matches = __ballot_sync(all_lanes, mine);
+      if (mine) found(i, number + __popc(matches & ((1u << lane_) - 1u)));
+      number += __popc(matches);
+    }
+    __syncwarp();
+    return number;
+  }
+  /// f(i) for i < n, each by one lane.
+  template <class F>
+  __device__ void lanes(int n, F f) {
+    for (int i = lane_; i < n; i += lanes_of_warp) f(i);
+    __syncwarp();
+  }
+  /// f() by one lane, seen by all.
+  template <class F>
+  __device__ void once(F f) {
+    __syncwarp();
+    if (lane_ == 0) f();
+    __syncwarp();
+  }
+
+  template <class Terms>
+  __device__ void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last) {
+    verb();
+    __syncwarp();
+    switch (format.row.wire) {
+      case Wire::bf16: reduce<Wire::bf16>(out, n, terms, format, last); break;
+      case Wire::fp8: reduce<Wire::fp8>(out, n, terms, format, last); break;
+      case Wire::nvfp4: reduce<Wire::nvfp4>(out, n, terms, format, last); break;
+    }
+  }
+  __device__ void finish_epoch() {
+    verb();
+    if (lane_ == 0) ptx::store_relaxed_system(&header()->epoch, epoch_);
+  }
+
+  /// Gives up: this rank's record, for the host as well, then the abort word of every rank. One lane.
+  __device__ void fail(const WordName& name, std::uint64_t expected, std::uint64_t seen) {
+    const Word code = static_cast<Word>(heap_.rank) + 1;
+    if (ptx::compare_exchange_system(&header()->abort, 0, ~Word{0}) != 0) return;
+    const FaultRecord record{name, heap_.rank, expected, seen};
+    header()->fault = record;
+    HostFault* host = team_.host_faults + blockIdx.y;
+    host->record = record;
+    __threadfence_system();
+    ptx::store_release_system(&host->raised, 1);
+    ptx::store_release_system(&header()->abort, code);
+    for (int peer = 0; peer < heap_.ranks; ++peer) {
+      if (peer != heap_.rank) ptx::compare_exchange_system(&heap_.template at<HeapHeader>(peer, 0)->abort, 0, code);
+    }
+  }
+  __device__ bool aborted() const { return ptx::load_relaxed_system(&header()->abort) != 0; }
+
+ private:
+  __device__ HeapHeader* header() const { return heap_.template mine<HeapHeader>(0); }
+
+  /// Tests inject delays here.
+  __device__ void verb() {
+    const std::uint32_t longest = team_.settings->delay_nanoseconds;
+    if (longest == 0) return;
+    delays_ = delays_ * 1664525u + 1013904223u + team_.settings->delay_seed + static_cast<std::uint32_t>(index_) * 2654435761u;
+    if ((delays_ >> 28) == 0) __nanosleep((delays_ >> 4) % longest);
+    __syncwarp();
+  }
+
+  template <class Arrived>
+  __device__ bool spin(const Word* word, const WordName& name, std::uint64_t expected, Arrived arrived) {
+    Word seen = ptx::load_acquire_system(word);
+    if (arrived(seen)) return true;
+    const std::uint64_t since = ptx::nanoseconds();
+    for (std::uint32_t look = 1;; ++look) {
+      seen = ptx::load_acquire_system(word);
+      if (arrived(seen)) return true;
+      if (look % 64 != 0) continue;
+      if (aborted()) return false;
+      if (ptx::nanoseconds() - since > *static_cast<volatile std::uint64_t*>(&team_.settings->deadline_nanoseconds)) {
+        fail(name, expected, seen);
+        return false;
+      }
+    }
+  }
+
+  __device__ void copy_vectors(std::byte* to, const std::byte* from, std::size_t bytes) {
+    const int n = static_cast<int>(bytes / 16);
+    const auto* source = reinterpret_cast<const uint4*>(from);
+    auto* target = reinterpret_cast<uint4*>(to);
+    int i = lane_;
+    for (; i + 7 * lanes_of_warp < n; i += 8 * lanes_of_warp) {
+      uint4 values[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) values[j] = source[i + j * lanes_of_warp];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) target[i + j * lanes_of_warp] = values[j];
+    }
+    for (; i < n; i += lanes_of_warp) target[i] = source[i];
+  }
+
+  /// Largest magnitude among `width` neighbouring lanes (4, 8 or 32).
+  __device__ static std::int32_t largest_of(std::int32_t magnitude, int width) {
+    for (int distance = width / 2; distance > 0; distance /= 2) {
+      const std::int32_t other = __shfl_xor_sync(all_lanes, magnitude, distance);
+      magnitude = other > magnitude ? other : magnitude;
+    }
+    return magnitude;
+  }
+
+  struct Four {
+    float value[4];
+  };
+  __device__ static Four load_four(const bf16* from) {
+    const uint2 bits = *reinterpret_cast<const uint2*>(from);
+    return {{float_from_bits(bits.x << 16), float_from_bits(bits.x & 0xFFFF0000u), float_from_bits(bits.y << 16),
+             float_from_bits(bits.y & 0xFFFF0000u)}};
+  }
+
+  __device__ void pad_scales(std::byte* to, const RowFormat& format) {
+    const std::size_t begin = format.scale_offset() + format.scale_bytes();
+    for (std::size_t i = begin + static_cast<std::size_t>(lane_); i < format.row_bytes(); i += lanes_of_warp) to[i] = std::byte{0};
+  }
+
+  /// Four values a lane, so a group of 128 is the warp and one of 32 eight lanes.
+  __device__ void quantise_fp8(std::byte* to, const bf16* from, const RowFormat& format) {
+    const int width = format.quantisation.group / 4;
+    const ScaleFormat kind = format.quantisation.scale;
+    std::byte* scales = to + format.scale_offset();
+    for (int base = 0; base < format.hidden; base += 4 * lanes_of_warp) {
+      const int at = base + 4 * lane_;
+      const bool here = at < format.hidden;
+      const Four four = here ? load_four(from + at) : Four{};
+      std::int32_t magnitude = 0;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const std::int32_t m = fp8_magnitude(four.value[j]);
+        magnitude = m > magnitude ? m : magnitude;
+      }
+      const float scale = fp8_scale(group_amax(largest_of(magnitude, width)), kind);
+      std::uint32_t codes = 0;
+      if (kind == ScaleFormat::ue8m0) {
+        const float inverse = fp8_inverse(scale);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) codes |= static_cast<std::uint32_t>(fp8_code_by_inverse(four.value[j], inverse)) << (8 * j);
+      } else {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) codes |= static_cast<std::uint32_t>(fp8_code(four.value[j], scale)) << (8 * j);
+      }
+      if (!here) continue;
+      *reinterpret_cast<std::uint32_t*>(to + at) = codes;
+      if (lane_ % width != 0) continue;
+      const int group = at / format.quantisation.group;
+      if (kind == ScaleFormat::ue8m0) {
+        scales[group] = static_cast<std::byte>(fp8_scale_byte(scale));
+      } else {
+        reinterpret_cast<float*>(scales)[group] = scale;
+      }
+    }
+    pad_scales(to, format);
+  }
+
+  __device__ void quantise_nvfp4(std::byte* to, const bf16* from, const RowFormat& format) {
+    std::byte* scales = to + format.scale_offset();
+    for (int base = 0; base < format.hidden; base += 4 * lanes_of_warp) {
+      const int at = base + 4 * lane_;
+      const bool here = at < format.hidden;
+      const Four four = here ? load_four(from + at) : Four{};
+      std::int32_t magnitude = 0;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const std::int32_t m = nvfp4_magnitude(four.value[j]);
+        magnitude = m > magnitude ? m : magnitude;
+      }
+      const std::uint8_t scale = nvfp4_scale(group_amax(largest_of(magnitude, 4)), format.global_scale);
+      const float divisor = nvfp4_divisor(scale, format.global_scale);
+      std::uint32_t codes = 0;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) codes |= static_cast<std::uint32_t>(nvfp4_code(four.value[j], divisor)) << (4 * j);
+      if (!here) continue;
+      *reinterpret_cast<std::uint16_t*>(to + at / 2) = static_cast<std::uint16_t>(codes);
+      if (lane_ % 4 == 0) scales[at / RowFormat::nvfp4_group] = static_cast<std::byte>(scale);
+    }
+    pad_scales(to, format);
+  }
+
+  /// Eight values of a row, widened.
+  struct Eight {
+    float value[8];
+  };
+  template <Wire wire>
+  __device__ static Eight load_eight(const std::byte* row, int at, const RowFormat& format) {
+    Eight eight;
+    if constexpr (wire == Wire::bf16) {
+      const uint4 bits = *reinterpret_cast<const uint4*>(row + 2 * at);
+      const std::uint32_t pairs[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+      for (int j = 0; j < 8; ++j) eight.value[j] = float_from_bits(j % 2 == 0 ? pairs[j / 2] << 16 : pairs[j / 2] & 0xFFFF0000u);
+    } else if constexpr (wire == Wire::fp8) {
+      const uint2 codes = *reinterpret_cast<const uint2*>(row + at);
+      const std::byte* scales = row + format.scale_offset();
+      const int group = at / format.quantisation.group;
+      const float scale = format.quantisation.scale == ScaleFormat::ue8m0 ? from_ue8m0(static_cast<std::uint8_t>(scales[group]))
+                                                                           : reinterpret_cast<const float*>(scales)[group];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        eight.value[j] = from_e4m3(static_cast<std::uint8_t>((j < 4 ? codes.x : codes.y) >> (8 * (j % 4)))) * scale;
+      }
+    } else {
+      const std::uint32_t codes = *reinterpret_cast<const std::uint32_t*>(row + at / 2);
+      const auto scale = static_cast<std::uint8_t>(row[format.scale_offset() + static_cast<std::size_t>(at / RowFormat::nvfp4_group)]);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        eight.value[j] = nvfp4_value(static_cast<std::uint8_t>(codes >> (4 * j) & 0xF), scale, format.global_scale);
+      }
+    }
+    return eight;
+  }
+
+  template <Wire wire, class Terms>
+  __device__ void reduce(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last) {
+    constexpr int ahead = 4;  // rows whose loads are in flight together
+    for (int at = 8 * lane_; at < format.row.hidden; at += 8 * lanes_of_warp) {
+      float sum[8] = {};
+      for (int first = 0; first < n; first += ahead) {
+        SumTerm some[ahead];
+        Eight values[ahead];
+#pragma unroll
+        for (int j = 0; j < ahead; ++j) {
+          some[j] = first + j < n ? terms(first + j) : SumTerm{};
+          if (some[j].row != nullptr) values[j] = load_eight<wire>(some[j].row, at, format.row);
+        }
+#pragma unroll
+        for (int j = 0; j < ahead; ++j) {
+          if (some[j].row == nullptr) continue;
+#pragma unroll
+          for (int i = 0; i < 8; ++i) {
+            sum[i] = format.weighted ? __fmaf_rn(some[j].weight, values[j].value[i], sum[i]) : sum[i] + values[j].value[i];
+          }
+        }
+      }
+      if (last.row != nullptr) {
+        const Eight shared = load_eight<Wire::bf16>(reinterpret_cast<const std::byte*>(last.row), at, format.row);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sum[i] = sum[i] + __fmul_rn(last.factor, shared.value[i]);
+      }
+      store_eight(out + at, sum);
+    }
+  }
+  __device__ static void store_eight(bf16* out, const float* values) {
+    std::uint32_t pairs[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      pairs[j] = static_cast<std::uint32_t>(to_bf16(values[2 * j]).bits) | static_cast<std::uint32_t>(to_bf16(values[2 * j + 1]).bits) << 16;
+    }
+    *reinterpret_cast<uint4*>(out) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+  }
+
+  const DeviceTeam& team_;
+  HeapView heap_;
+  int* verdict_;
+  int lane_;
+  int index_ = 0;
+  int count_ = 1;
+  std::uint32_t epoch_ = 0;
+  std::uint32_t delays_ = 0;
+  std::byte* staging_ = nullptr;
+};
+
+}  // namespace heddle

@@ -1,0 +1,48 @@
+// Memory operations of the device whose names state order and scope. Everything that another rank can
+// see goes through these.
+#pragma once
+
+#include <cstdint>
+
+namespace heddle::ptx {
+
+__device__ inline void store_release_system(std::uint64_t* address, std::uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+__device__ inline void store_relaxed_system(std::uint64_t* address, std::uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+__device__ inline std::uint64_t load_acquire_system(const std::uint64_t* address) {
+  std::uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+__device__ inline std::uint64_t load_relaxed_system(const std::uint64_t* address) {
+  std::uint64_t value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+__device__ inline std::uint64_t load_acquire_gpu(const std::uint64_t* address) {
+  std::uint64_t value;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+__device__ inline std::uint64_t add_acquire_release_gpu(std::uint64_t* address, std::uint64_t value) {
+  std::uint64_t old;
+  asm volatile("atom.add.acq_rel.gpu.global.u64 %0, [%1], %2;" : "=l"(old) : "l"(address), "l"(value) : "memory");
+  return old;
+}
+/// Returns what was there; the exchange happened if that equals `expected`.
+__device__ inline std::uint64_t compare_exchange_system(std::uint64_t* address, std::uint64_t expected, std::uint64_t value) {
+  std::uint64_t old;
+  asm volatile("atom.cas.acq_rel.sys.global.b64 %0, [%1], %2, %3;" : "=l"(old) : "l"(address), "l"(expected), "l"(value) : "memory");
+  return old;
+}
+/// Nanoseconds of a clock that all SMs share.
+__device__ inline std::uint64_t nanoseconds() {
+  std::uint64_t value;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));
+  return value;
+}
+
+}  // namespace heddle::ptx

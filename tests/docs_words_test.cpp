@@ -1,0 +1,171 @@
+// The protocol pages against the code: every word has its row, every function of a layout that places a
+// word is named, every source that is named exists, and the sizes that the docs print are the code's.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <filesystem>
+#include <fstream>
+#include <regex>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "heddle/exchange.hpp"
+#include "signal/fault.hpp"
+#include "signal/words.hpp"
+
+namespace heddle {
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path root = fs::path(HEDDLE_TEST_DATA).parent_path().parent_path();
+
+std::string text_of(const fs::path& file) {
+  std::ifstream stream(root / file, std::ios::binary);
+  EXPECT_TRUE(stream.is_open()) << "cannot open " << file;
+  std::ostringstream text;
+  text << stream.rdbuf();
+  return text.str();
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+std::vector<fs::path> pages() {
+  std::vector<fs::path> files{"docs/ways.md"};
+  for (const auto& entry : fs::directory_iterator(root / "docs/protocols")) files.push_back(fs::relative(entry.path(), root));
+  return files;
+}
+
+/// Every first group of `pattern` in a text.
+std::vector<std::string> found_in(const std::string& text, const std::string& pattern) {
+  const std::regex expression(pattern);
+  std::vector<std::string> found;
+  for (auto i = std::sregex_iterator(text.begin(), text.end(), expression); i != std::sregex_iterator(); ++i)
+    found.push_back((*i)[1]);
+  return found;
+}
+
+/// The enumerators of WordKind, in order, from the header itself.
+std::vector<std::string> kinds() {
+  const std::string header = text_of("src/signal/words.hpp");
+  const std::size_t begin = header.find("enum class WordKind");
+  const std::string body = header.substr(begin, header.find("};", begin) - begin);
+  return found_in(body, "\n  (\\w+),");
+}
+
+/// The page of a word: of the way whose name its kind begins with, else what all pages share.
+fs::path page_of(const std::string& kind) {
+  for (const char* page : {"gather", "normal", "low_latency", "elastic", "one_sided", "all_gather"}) {
+    if (kind.rfind(fmt::format("{}_", page), 0) == 0) return fmt::format("docs/protocols/{}.md", page);
+  }
+  return "docs/protocols/README.md";
+}
+
+bool has_row(const std::string& page, const std::string& begin) {
+  for (const std::string& line : lines_of(page)) {
+    if (line.rfind(begin, 0) == 0) return true;
+  }
+  return false;
+}
+
+TEST(DocsWords, EveryWordHasARowWithItsTextOnThePageOfItsWay) {
+  const std::vector<std::string> names = kinds();
+  ASSERT_GT(names.size(), 1u);
+  ASSERT_EQ(names[0], "none");
+  for (std::size_t i = 1; i < names.size(); ++i) {
+    const WordText text = word_text(static_cast<WordKind>(i));
+    const std::string row = fmt::format("| `{}` | {}: {} |", names[i], text.phase, text.word);
+    const fs::path page = page_of(names[i]);
+    EXPECT_TRUE(has_row(text_of(page), row)) << page << " has no row that begins with\n" << row;
+  }
+  EXPECT_STREQ(word_text(static_cast<WordKind>(names.size())).phase, "unknown phase")
+      << "the header's list was not read to its end";
+}
+
+TEST(DocsWords, EveryFunctionThatPlacesAWordIsNamed) {
+  for (const std::string way : {"gather", "normal", "low_latency", "elastic", "one_sided", "all_gather"}) {
+    const std::string layout = way == "all_gather" ? "src/exchange/all_gather.hpp" : fmt::format("src/exchange/{}/layout.hpp", way);
+    const std::string page = text_of(fmt::format("docs/protocols/{}.md", way));
+    const auto functions = found_in(text_of(layout), "std::size_t (\\w+_word)\\(int");
+    EXPECT_FALSE(functions.empty()) << layout;
+    for (const std::string& function : functions) {
+      EXPECT_NE(page.find(fmt::format("`{}(", function)), std::string::npos) << way << ".md does not name " << function;
+    }
+  }
+}
+
+TEST(DocsWords, SourcesAndPagesThatAreNamedExist) {
+  for (const fs::path& page : pages()) {
+    const std::string text = text_of(page);
+    for (const std::string& file : found_in(text, "`((?:src|include|tests)/[\\w/]+\\.[chp]+)`")) {
+      EXPECT_TRUE(fs::exists(root / file)) << page << " names " << file;
+    }
+    for (const std::string& link : found_in(text, "\\]\\(([\\w./]+\\.md)[#)]")) {
+      EXPECT_TRUE(fs::exists(root / page.parent_path() / link)) << page << " links to " << link;
+    }
+  }
+}
+
+TEST(DocsWords, HeaderFieldsLieWhereThePageSays) {
+  const std::string page = text_of("docs/protocols/README.md");
+  const auto expect_field = [&page](const std::string& name, std::size_t offset, std::size_t bytes) {
+    const std::string row = fmt::format("| `{}` | {} | {} |", name, offset, bytes);
+    EXPECT_TRUE(has_row(page, row)) << "docs/protocols/README.md has no row that begins with\n" << row;
+  };
+  expect_field("abort", offsetof(HeapHeader, abort), sizeof(HeapHeader::abort));
+  expect_field("epoch", offsetof(HeapHeader, epoch), sizeof(HeapHeader::epoch));
+  expect_field("team", offsetof(HeapHeader, team), sizeof(HeapHeader::team));
+  expect_field("doorbell", offsetof(HeapHeader, doorbell), sizeof(HeapHeader::doorbell));
+  expect_field("sleepers", offsetof(HeapHeader, sleepers), sizeof(HeapHeader::sleepers));
+  expect_field("fault", offsetof(HeapHeader, fault), sizeof(HeapHeader::fault));
+  EXPECT_TRUE(has_row(page, fmt::format("| header | {} |", heap_header_bytes)));
+}
+
+/// 1234567 as "1,234,567", as the docs print it.
+std::string grouped(std::size_t value) {
+  return value < 1000 ? fmt::format("{}", value) : fmt::format("{},{:03}", grouped(value / 1000), value % 1000);
+}
+
+TEST(DocsWords, SizesAreTheCodes) {
+  const std::string page = text_of("docs/ways.md");
+  const std::vector<int> caps{128, 1024, 4096};
+  ASSERT_TRUE(has_row(page, "| way | C = 128 | C = 1,024 | C = 4,096 |"));
+  const auto memory = [](Way way, Reduce reduce, int cap) {
+    ExchangeOptions options;
+    options.way = way;
+    options.reduce = reduce;
+    options.hidden = 4096;
+    options.topk = 6;
+    options.cap = cap;
+    options.placement = Placement::contiguous(256, 8);
+    options.arrived = default_layout(way);
+    return exchange_memory(options);
+  };
+  const auto expect_sizes = [&](const std::string& name, Way way, Reduce reduce) {
+    std::string row = fmt::format("| {} |", name);
+    for (const int cap : caps) {
+      const ExchangeMemory needed = memory(way, reduce, cap);
+      row += fmt::format(" {} |", grouped(needed.dispatch + needed.combine));
+    }
+    EXPECT_TRUE(has_row(page, row)) << "docs/ways.md has no row\n" << row;
+  };
+  for (const Way way : {Way::gather, Way::normal, Way::low_latency, Way::elastic, Way::one_sided}) {
+    expect_sizes(fmt::format("`{}`", name(way)), way, Reduce::rank);
+  }
+  expect_sizes("`elastic`, `reduce = home`", Way::elastic, Reduce::home);
+  std::string outputs = "| outputs, beside any of them |";
+  for (const int cap : caps) {
+    outputs += fmt::format(" {} |", grouped(memory(Way::gather, Reduce::rank, cap).outputs));
+  }
+  EXPECT_TRUE(has_row(page, outputs)) << "docs/ways.md has no row\n" << outputs;
+}
+
+}  // namespace
+}  // namespace heddle

@@ -1,0 +1,134 @@
+// The Worker of the schedule explorer: the verbs of a protocol as steps of a Machine.
+//
+// Copies that give a ticket are under way until they are completed: until then no other worker may
+// count on them, the worker itself may not read what they write, and their source must stay as it was.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "explorer/machine.hpp"
+#include "formats/row_format.hpp"
+#include "signal/worker.hpp"
+
+namespace heddle::explorer {
+
+class ExplorerWorker {
+ public:
+  struct Patience {
+    std::uint32_t rung = 0;
+  };
+  ExplorerWorker(Machine& machine, int rank, int index);
+
+  int index() const { return index_; }
+  int count() const { return machine_.team_size(); }
+  const HeapView& heap() const { return heap_; }
+  std::uint32_t epoch() const { return epoch_; }
+  bool live(int rank) const { return machine_.live(rank); }
+
+  bool begin();
+  template <class T>
+  T read(const T* address) {
+    static_assert(sizeof(T) == 4);
+    T value;
+    load(address, &value, sizeof value);
+    return value;
+  }
+  template <class T>
+  void write(T* address, T value) {
+    static_assert(sizeof(T) == 4);
+    store(address, &value, sizeof value);
+  }
+  Ticket copy_row(std::byte* to, const std::byte* from, const RowFormat& format);
+  Ticket copy_bytes(void* to, const void* from, std::size_t bytes);
+  Ticket quantise_row(std::byte* to, const bf16* from, const RowFormat& format);
+  std::byte* staging(const RowFormat& format);
+  void complete(Ticket ticket);
+  void complete_all();
+  void add_words(std::byte* to, const std::byte* from, std::size_t bytes);
+  void publish(Word* word, std::uint32_t value) { store_word(word, pack_word(epoch_, value), true); }
+  bool acquire(const Word* word, const WordName& name, std::uint32_t& value) { return acquire_at_least(word, name, 0, value); }
+  bool acquire_at_least(const Word* word, const WordName& name, std::uint32_t least, std::uint32_t& value) {
+    wait_for(word, name, least, value, {});
+    return true;
+  }
+  bool peek(const Word* word, std::uint32_t& value);
+  Patience look();
+  bool rest(Patience& patience, const WordName& name, std::uint32_t expected, std::uint32_t seen);
+  bool team_barrier();
+  template <class Wanted, class Found>
+  int enumerate(int n, Wanted wanted, Found found) {
+    local_verb();
+    int number = 0;
+    for (int i = 0; i < n; ++i) {
+      if (wanted(i)) found(i, number++);
+    }
+    return number;
+  }
+  template <class Terms>
+  void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last) {
+    terms_.clear();
+    for (int i = 0; i < n; ++i) terms_.push_back(terms(i));
+    sum_terms(out, format, last);
+  }
+  void finish_epoch();
+
+  // Not verbs of a protocol: what scenarios need around it.
+  /// Takes the rank's epoch anew: a new call begins.
+  void start();
+  /// The end of a launch: all copies are done and the rank's workers meet.
+  void end_launch();
+  Machine& machine() { return machine_; }
+
+ protected:
+  /// How a wait may be wrong on purpose.
+  struct Wait {
+    bool acquires = true;
+    bool any_tag = false;
+    std::uint32_t epoch = 0;  ///< 0: this call's
+  };
+  void wait_for(const Word* word, const WordName& name, std::uint32_t least, std::uint32_t& value, const Wait& how);
+  void store_word(Word* word, Word value, bool release);
+
+ private:
+  struct Copy {
+    std::uint32_t ticket = 0;
+    void* to = nullptr;
+    const void* from = nullptr;
+    std::size_t source_bytes = 0;  ///< of an ordinary source that must not change, else 0
+    std::vector<std::byte> source;
+    std::vector<std::byte> result;
+    bool reads_heap = false;
+    bool writes_heap = false;
+    std::size_t heap_source_bytes = 0;
+  };
+  bool in_heap(const void* address) const;
+  void local_verb();
+  void add_access(Verb& verb, const void* address, std::size_t bytes, bool writes) const;
+  /// Stops before a verb with accesses to the heap; true if it did.
+  bool stop(const Verb& verb);
+  void load(const void* address, void* value, std::size_t bytes);
+  void store(void* address, const void* value, std::size_t bytes);
+  /// What the verb that happens now sees of the plain memory it reads; a race if it must not choose.
+  See decide_what_to_see();
+  void read_plain(const void* from, std::byte* to, std::size_t bytes, See see, std::uint32_t ticket = 0);
+  void write_plain(void* to, const std::byte* from, std::size_t bytes, std::uint32_t ticket = 0);
+  Ticket start_copy(void* to, const void* from, std::size_t from_bytes, const RowFormat* convert, bool source_stays);
+  void settle(const Copy& copy);
+  std::size_t choose_version(std::size_t oldest, std::size_t newest);
+  void sum_terms(bf16* out, const SumFormat& format, const LastTerm& last);
+  [[noreturn]] void violate_race(const char* now, const Race& race);
+
+  Machine& machine_;
+  HeapView heap_;
+  int index_;
+  int id_;
+  std::uint32_t epoch_ = 0;
+  std::uint32_t tickets_ = 0;
+  std::vector<Copy> under_way_;
+  std::vector<std::byte> staging_;
+  std::vector<SumTerm> terms_;
+};
+
+}  // namespace heddle::explorer
