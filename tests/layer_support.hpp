@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "heddle/layer.hpp"
+#include "layer/options.hpp"
 #include "layer/synthetic.hpp"
 #include "ranks.hpp"
 #include "reference/reference.hpp"
@@ -225,9 +226,7 @@ inline Outcome run_layer(const LayerSource& source, const Case& c, const Tokens&
   return outcome;
 }
 
-inline Activation activation_of(const Case& c) {
-  return c.options.activation.value_or(c.layer.kind == WeightKind::bf16 ? Activation::bf16 : Activation::fp8);
-}
+inline Activation activation_of(const Case& c) { return heddle::activation_of(c.layer.kind, c.options); }
 
 /// The float64 reference of a call: rounded at the same points.
 inline std::vector<bf16> reference_of(const LayerSource& source, const Case& c, const Tokens& tokens) {
