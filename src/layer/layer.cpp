@@ -175,7 +175,8 @@ const bf16* MoeLayer::Impl::run_routed(const Arrived& arrived, const LayerInput&
   if (rows_a_token == 1) return out + room * hidden();
   shared_results.resize(extra * hidden());  // slot 0 of each own row
   for (std::size_t i = 0; i < extra; ++i) {
-    std::copy_n(out + (room + i) * rows_a_token * hidden(), hidden(), shared_results.begin() + static_cast<std::ptrdiff_t>(i * hidden()));
+    std::copy_n(out + (room + i) * rows_a_token * hidden(), hidden(),
+                shared_results.begin() + static_cast<std::ptrdiff_t>(i * hidden()));
   }
   return shared_results.data();
 }
@@ -251,13 +252,15 @@ void MoeLayer::Impl::check_batch(const LayerInput& input, const Step& step) cons
   const int ranks = weights.placement.ranks();
   const int slice = (step.max_tokens + ranks - 1) / ranks;
   if (slice > options.cap) {
-    throw InputError(fmt::format("a batch of {} tokens is up to {} for each of {} ranks, the cap is {}; create the layer with a cap of at least {}",
-                                 step.max_tokens, slice, ranks, options.cap, slice));
+    throw InputError(fmt::format(
+        "a batch of {} tokens is up to {} for each of {} ranks, the cap is {}; create the layer with a cap of at least {}",
+        step.max_tokens, slice, ranks, options.cap, slice));
   }
   if (input.tokens == step.max_tokens) return;
   workspace->refuse(static_cast<std::uint64_t>(step.max_tokens), static_cast<std::uint64_t>(input.tokens));
-  throw InputError(fmt::format("rank {} brings {} tokens, the step says {}; under tensor-parallel attention every rank brings the whole batch",
-                               rank, input.tokens, step.max_tokens));
+  throw InputError(
+      fmt::format("rank {} brings {} tokens, the step says {}; under tensor-parallel attention every rank brings the whole batch",
+                  rank, input.tokens, step.max_tokens));
 }
 
 /// The experts over what arrived and the shared expert over the own tokens; fills in what combine adds last.

@@ -11,10 +11,14 @@ namespace {
 
 ArrivedLayout layout_of(const LayerOptions& options) {
   switch (options.runner) {
-    case RunnerKind::automatic: return default_layout(options.way);
-    case RunnerKind::contiguous: return ArrivedLayout::contiguous;
-    case RunnerKind::masked: return ArrivedLayout::masked;
-    case RunnerKind::routed: return ArrivedLayout::routed;
+    case RunnerKind::automatic:
+      return default_layout(options.way);
+    case RunnerKind::contiguous:
+      return ArrivedLayout::contiguous;
+    case RunnerKind::masked:
+      return ArrivedLayout::masked;
+    case RunnerKind::routed:
+      return ArrivedLayout::routed;
   }
   return default_layout(options.way);
 }
@@ -22,8 +26,9 @@ ArrivedLayout layout_of(const LayerOptions& options) {
 void check_shared(const LayerWeights& weights, const LayerOptions& options) {
   if (!weights.shared || options.shared == SharedMode::alone) return;
   if (weights.shared->intermediate != weights.shape.intermediate) {
-    throw InputError(fmt::format("a shared expert of intermediate size {} cannot be fused with routed experts of {}; compute it alone",
-                                 weights.shared->intermediate, weights.shape.intermediate));
+    throw InputError(
+        fmt::format("a shared expert of intermediate size {} cannot be fused with routed experts of {}; compute it alone",
+                    weights.shared->intermediate, weights.shape.intermediate));
   }
 }
 
