@@ -22,7 +22,7 @@ struct AllGatherLayout {
 
 /// mine [rows, H] goes to rows [first, first + rows) of every rank's out [all, H].
 template <Worker W>
-bool all_gather_rows(W& w, const AllGatherLayout& layout, std::size_t first, std::size_t rows, std::size_t all, const bf16* mine, bf16* out) {
+HEDDLE_PROTOCOL bool all_gather_rows(W& w, const AllGatherLayout& layout, std::size_t first, std::size_t rows, std::size_t all, const bf16* mine, bf16* out) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   const RowFormat format{Wire::bf16, layout.hidden, {}, 1.0f};

@@ -18,21 +18,21 @@ struct ArrivedRouting {
 
 /// Takes one row's routing (k ids, then k weights) out of the heap; null marks padding.
 template <Worker W>
-void take_routing(W& w, const ArrivedRouting& to, std::size_t row, const std::byte* routing, const PlacementView& placement) {
+HEDDLE_PROTOCOL void take_routing(W& w, const ArrivedRouting& to, std::size_t row, const std::byte* routing, const PlacementView& placement) {
   const auto k = static_cast<std::size_t>(to.topk);
   std::int32_t* ids = to.local_ids + row * k;
   float* weights = to.weights + row * k;
   if (routing == nullptr) {
-    for (std::size_t choice = 0; choice < k; ++choice) ids[choice] = -1;
+    w.lanes(to.topk, [&](int choice) { ids[choice] = -1; });
     return;
   }
   w.complete(w.copy_bytes(ids, routing, k * sizeof(std::int32_t)));
   w.complete(w.copy_bytes(weights, routing + k * sizeof(std::int32_t), k * sizeof(float)));
   const int rank = w.heap().rank;
-  for (std::size_t choice = 0; choice < k; ++choice) {
+  w.lanes(to.topk, [&](int choice) {
     const std::int32_t id = ids[choice];
     ids[choice] = id >= 0 && placement.rank_of[id] == rank ? placement.local_index[id] : -1;
-  }
+  });
 }
 
 /// Rows laid out by expert, in ordinary memory: one row for each pair of a row and a local expert.
@@ -49,13 +49,15 @@ struct ExpertLayout {
 
 /// Lays n arrived rows (row_of(i): their bytes) out by expert; inside an expert they keep their order.
 template <Worker W, class RowOf>
-bool expand_rows(W& w, int n, const ArrivedRouting& routing, const RowFormat& format, RowOf row_of, const ExpertLayout& to) {
-  const int pairs = n * routing.topk;
-  for (int pair = w.index(); pair < pairs; pair += w.count()) to.places[pair] = -1;
+HEDDLE_PROTOCOL bool expand_rows(W& w, int n, const ArrivedRouting& routing, const RowFormat& format, RowOf row_of, const ExpertLayout& to) {
+  const int topk = routing.topk;
+  for (int i = w.index(); i < n; i += w.count()) {
+    w.lanes(topk, [&](int choice) { to.places[i * topk + choice] = -1; });
+  }
   if (!w.team_barrier()) return false;
   for (int e = w.index(); e < to.local_experts; e += w.count()) {
     to.counts[e] = w.enumerate(
-        pairs, [&](int pair) { return routing.local_ids[pair] == e; }, [&](int pair, int number) { to.places[pair] = number; });
+        n * topk, [&](int pair) { return routing.local_ids[pair] == e; }, [&](int pair, int number) { to.places[pair] = number; });
   }
   if (!w.team_barrier()) return false;
   if (w.index() == 0) {
@@ -67,13 +69,15 @@ bool expand_rows(W& w, int n, const ArrivedRouting& routing, const RowFormat& fo
   }
   if (!w.team_barrier()) return false;
   for (int i = w.index(); i < n; i += w.count()) {
-    for (int choice = 0; choice < routing.topk; ++choice) {
-      const int pair = i * routing.topk + choice;
-      if (routing.local_ids[pair] < 0) continue;
+    w.lanes(topk, [&](int choice) {
+      const int pair = i * topk + choice;
+      if (routing.local_ids[pair] < 0) return;
       to.places[pair] += to.begins[routing.local_ids[pair]];
-      const auto place = static_cast<std::size_t>(to.places[pair]);
-      w.copy_row(to.rows + place * format.row_bytes(), row_of(i), format);
-      to.row_weights[place] = routing.weights[pair];
+      to.row_weights[to.places[pair]] = routing.weights[pair];
+    });
+    for (int choice = 0; choice < topk; ++choice) {
+      const std::int32_t place = to.places[i * topk + choice];
+      if (place >= 0) w.copy_row(to.rows + static_cast<std::size_t>(place) * format.row_bytes(), row_of(i), format);
     }
   }
   w.complete_all();
@@ -83,7 +87,7 @@ bool expand_rows(W& w, int n, const ArrivedRouting& routing, const RowFormat& fo
 /// sums [n, H] = for each arrived row the sum of its pairs' results (by place) in choice order, rounded
 /// to bf16: the first stage of a two-stage sum.
 template <Worker W>
-bool sum_pairs(W& w, int n, const ArrivedRouting& routing, const std::int32_t* places, const bf16* results, int hidden, bool weighted,
+HEDDLE_PROTOCOL bool sum_pairs(W& w, int n, const ArrivedRouting& routing, const std::int32_t* places, const bf16* results, int hidden, bool weighted,
                bf16* sums) {
   const RowFormat plain{Wire::bf16, hidden, {}, 1.0f};
   for (int i = w.index(); i < n; i += w.count()) {

@@ -46,14 +46,31 @@ HEDDLE_HOST_DEVICE inline bool goes_to(const SendInput& input, const PlacementVi
   return false;
 }
 
+/// This rank's place among the live ranks, which share out work that any of them could do.
+struct LiveShare {
+  std::size_t position = 0;
+  std::size_t count = 0;
+};
+
+template <Worker W>
+HEDDLE_PROTOCOL LiveShare live_share(W& w) {
+  LiveShare share;
+  for (int rank = 0; rank < w.heap().ranks; ++rank) {
+    if (!w.live(rank)) continue;
+    if (rank < w.heap().rank) ++share.position;
+    ++share.count;
+  }
+  return share;
+}
+
 /// slots[token * ranks + d] = the number of earlier tokens of this sender that go to rank d, or -1 if
 /// the token does not go there; counts[d] = how many go. Dead ranks get none. One worker a
 /// destination; a team_barrier must follow.
 template <Worker W>
-void number_rows_by_rank(W& w, const SendInput& input, const PlacementView& placement, std::int32_t* slots, std::int32_t* counts) {
+HEDDLE_PROTOCOL void number_rows_by_rank(W& w, const SendInput& input, const PlacementView& placement, std::int32_t* slots, std::int32_t* counts) {
   const int ranks = w.heap().ranks;
   for (int d = w.index(); d < ranks; d += w.count()) {
-    for (int token = 0; token < input.tokens; ++token) slots[token * ranks + d] = -1;
+    w.lanes(input.tokens, [&](int token) { slots[token * ranks + d] = -1; });
     counts[d] = !w.live(d) ? 0
                            : w.enumerate(
                                  input.tokens, [&](int token) { return goes_to(input, placement, token, d); },
@@ -64,7 +81,7 @@ void number_rows_by_rank(W& w, const SendInput& input, const PlacementView& plac
 /// A row in wire format, ready to be copied to any number of ranks: the row itself where it travels as
 /// bf16, otherwise quantised once into this worker's staging row.
 template <Worker W>
-const std::byte* row_to_send(W& w, const bf16* row, const RowFormat& format) {
+HEDDLE_PROTOCOL const std::byte* row_to_send(W& w, const bf16* row, const RowFormat& format) {
   if (format.wire == Wire::bf16) return reinterpret_cast<const std::byte*>(row);
   std::byte* staged = w.staging(format);
   w.complete(w.quantise_row(staged, row, format));

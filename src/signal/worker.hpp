@@ -3,7 +3,9 @@
 // schedule explorer. Protocols touch the heap through these verbs and in no other way.
 //
 // Verbs are called converged, with uniform arguments and results: on a GPU all lanes of the warp make
-// the call. Those that can give up return false; the protocol then returns false at once, and every
+// the call, and run the code between calls alike. What stands between calls may therefore store a value
+// to ordinary memory again and again, but never change one in place: that is what lanes() and once() are for.
+// Those that can give up return false; the protocol then returns false at once, and every
 // other wait of the group ends as well, because the abort word stands.
 #pragma once
 
@@ -13,6 +15,13 @@
 #include "formats/row_format.hpp"
 #include "heddle/group.hpp"
 #include "signal/words.hpp"
+
+/// Marks protocol templates: plain functions on the host, device functions for nvcc.
+#if defined(__CUDACC__)
+#define HEDDLE_PROTOCOL __device__
+#else
+#define HEDDLE_PROTOCOL
+#endif
 
 namespace heddle {
 
@@ -46,7 +55,8 @@ struct LastTerm {
 //   w.live(rank)               false for a masked (dead) rank
 //   w.begin()                  first verb of every half: false if the abort word stands
 //   w.read(p), w.write(p, v)   one plain 4-byte value in the heap, ordered only by publish and acquire
-//   w.copy_row(to, from, fmt)  a wire row; w.copy_bytes(to, from, n): anything else, n a multiple of 4
+//   w.copy_row(to, from, fmt)  a wire row; w.copy_bytes(to, from, n): anything else, n a multiple
+//                              of 4; its source is read at the call, a row's until complete()
 //   w.quantise_row(to, from, fmt)  a bf16 row to its wire format
 //   w.staging(fmt)             this worker's ordinary row for quantised values on their way out
 //   w.complete(ticket)         the copy has been done; w.complete_all(): all of this worker's, so they may be published
@@ -59,6 +69,7 @@ struct LastTerm {
 //   w.rest(patience, name, expected, seen)   between rounds that found nothing: sleeps until some word of this
 //                              rank's part changes; false when the deadline since look() has passed
 //   w.team_barrier()           all workers of this rank; orders their writes
+//   w.lanes(n, f)              f(i) for i < n, each by one lane; w.once(f): f() by one lane; both seen by all lanes after
 //   w.enumerate(n, wanted, found)  numbers the indices i < n with wanted(i): found(i, number); returns how many
 //   w.reduce_rows(out, n, terms, format, last)  out = bf16(sum over i < n of terms(i), then last.factor * last.row)
 //   w.finish_epoch()           last verb of a round trip, by worker 0 after a team_barrier

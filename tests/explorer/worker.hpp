@@ -57,6 +57,14 @@ class ExplorerWorker {
   Patience look();
   bool rest(Patience& patience, const WordName& name, std::uint32_t expected, std::uint32_t seen);
   bool team_barrier();
+  template <class F>
+  void lanes(int n, F f) {
+    for (int i = 0; i < n; ++i) f(i);
+  }
+  template <class F>
+  void once(F f) {
+    f();
+  }
   template <class Wanted, class Found>
   int enumerate(int n, Wanted wanted, Found found) {
     local_verb();

@@ -17,7 +17,7 @@ struct ElasticScratch {
 };
 
 template <Worker W>
-bool elastic_send(W& w, const ElasticLayout& layout, const SendInput& input, const PlacementView& placement, const ElasticScratch& scratch) {
+HEDDLE_PROTOCOL bool elastic_send(W& w, const ElasticLayout& layout, const SendInput& input, const PlacementView& placement, const ElasticScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   const std::size_t list_bytes = static_cast<std::size_t>(input.topk) * sizeof(std::int32_t);
@@ -47,7 +47,7 @@ bool elastic_send(W& w, const ElasticLayout& layout, const SendInput& input, con
 
 /// Waits for every live rank's count: after it the rows are there, and the host may read the counts.
 template <Worker W>
-bool elastic_receive(W& w, const ElasticLayout& layout, const ElasticScratch& scratch) {
+HEDDLE_PROTOCOL bool elastic_receive(W& w, const ElasticLayout& layout, const ElasticScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   for (int s = w.index(); s < heap.ranks; s += w.count()) {
@@ -60,7 +60,7 @@ bool elastic_receive(W& w, const ElasticLayout& layout, const ElasticScratch& sc
 
 /// visit(i, number) for the arrived rows in (source, slot) order: i counts them, number is the region row.
 template <Worker W, class Visit>
-int for_arrived_rows(W& w, const ElasticLayout& layout, const std::int32_t* arrived, Visit visit) {
+HEDDLE_PROTOCOL int for_arrived_rows(W& w, const ElasticLayout& layout, const std::int32_t* arrived, Visit visit) {
   int first = 0;
   for (int s = 0; s < layout.shape.ranks; ++s) {
     for (int slot = w.index(); slot < arrived[s]; slot += w.count()) visit(first + slot, s, slot);
@@ -71,7 +71,7 @@ int for_arrived_rows(W& w, const ElasticLayout& layout, const std::int32_t* arri
 
 /// Copy epilogue, first part: the routing of the arrived rows, then "no expert" up to `room` rows.
 template <Worker W>
-bool elastic_list(W& w, const ElasticLayout& layout, int room, const PlacementView& placement, const ElasticScratch& scratch) {
+HEDDLE_PROTOCOL bool elastic_list(W& w, const ElasticLayout& layout, int room, const PlacementView& placement, const ElasticScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   const int n = for_arrived_rows(w, layout, scratch.arrived, [&](int i, int s, int slot) {
@@ -85,7 +85,7 @@ bool elastic_list(W& w, const ElasticLayout& layout, int room, const PlacementVi
 
 /// Second part, in arrival order: rows [n] in wire format into ordinary memory.
 template <Worker W>
-bool elastic_copy_out(W& w, const ElasticLayout& layout, const ElasticScratch& scratch, std::byte* rows) {
+HEDDLE_PROTOCOL bool elastic_copy_out(W& w, const ElasticLayout& layout, const ElasticScratch& scratch, std::byte* rows) {
   const HeapView& heap = w.heap();
   for_arrived_rows(w, layout, scratch.arrived, [&](int i, int s, int slot) {
     w.copy_row(rows + static_cast<std::size_t>(i) * layout.wire.row_bytes(), heap.mine<std::byte>(layout.row(layout.row_number(s, slot))),
@@ -97,7 +97,7 @@ bool elastic_copy_out(W& w, const ElasticLayout& layout, const ElasticScratch& s
 
 /// Second part, by expert (do_expand): straight from the regions.
 template <Worker W>
-bool elastic_expand(W& w, const ElasticLayout& layout, const ElasticScratch& scratch, const ExpertLayout& to) {
+HEDDLE_PROTOCOL bool elastic_expand(W& w, const ElasticLayout& layout, const ElasticScratch& scratch, const ExpertLayout& to) {
   const HeapView& heap = w.heap();
   int n = 0;
   for (int s = 0; s < heap.ranks; ++s) n += scratch.arrived[s];
@@ -112,7 +112,7 @@ bool elastic_expand(W& w, const ElasticLayout& layout, const ElasticScratch& scr
 /// reduce = rank: sums [n, H] (one summed row an arrived row) go home, to the slot their token had here.
 /// reduce = home: results by place (see ArrivedRouting), one row a choice.
 template <Worker W>
-bool elastic_return(W& w, const ElasticLayout& layout, const bf16* sums, const bf16* results, const std::int32_t* places,
+HEDDLE_PROTOCOL bool elastic_return(W& w, const ElasticLayout& layout, const bf16* sums, const bf16* results, const std::int32_t* places,
                     const ElasticScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
@@ -142,7 +142,7 @@ bool elastic_return(W& w, const ElasticLayout& layout, const bf16* sums, const b
 
 /// out [tokens, H]: over ranks in ascending order (reduce = rank) or over choices (home).
 template <Worker W>
-bool elastic_collect(W& w, const ElasticLayout& layout, const SendInput& input, const PlacementView& placement, const ElasticScratch& scratch,
+HEDDLE_PROTOCOL bool elastic_collect(W& w, const ElasticLayout& layout, const SendInput& input, const PlacementView& placement, const ElasticScratch& scratch,
                      bool weighted, const SharedRows& shared, bf16* out) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();

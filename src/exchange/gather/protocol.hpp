@@ -4,14 +4,14 @@
 // rendezvous of dispatch), each rank pulls its slice, and all_gather_rows makes an all-reduce of it.
 #pragma once
 
+#include "exchange/arrivals.hpp"
 #include "exchange/gather/layout.hpp"
-#include "exchange/sending.hpp"
 
 namespace heddle {
 
 /// One flag word a peer: publish `value` to all live ranks; gather_hear_all waits for all of theirs.
 template <Worker W, class WordOf>
-void gather_tell_all(W& w, WordOf word_of, std::uint32_t value) {
+HEDDLE_PROTOCOL void gather_tell_all(W& w, WordOf word_of, std::uint32_t value) {
   const HeapView& heap = w.heap();
   for (int d = w.index(); d < heap.ranks; d += w.count()) {
     if (w.live(d)) w.publish(heap.at<Word>(d, word_of(heap.rank)), value);
@@ -19,7 +19,7 @@ void gather_tell_all(W& w, WordOf word_of, std::uint32_t value) {
 }
 
 template <Worker W, class WordOf>
-bool gather_hear_all(W& w, WordOf word_of, WordKind kind, std::int32_t* values) {
+HEDDLE_PROTOCOL bool gather_hear_all(W& w, WordOf word_of, WordKind kind, std::int32_t* values) {
   const HeapView& heap = w.heap();
   for (int s = w.index(); s < heap.ranks; s += w.count()) {
     std::uint32_t value = 0;
@@ -31,7 +31,7 @@ bool gather_hear_all(W& w, WordOf word_of, WordKind kind, std::int32_t* values) 
 
 /// counts[s] = tokens of every rank, so that rows can be laid at exact offsets.
 template <Worker W>
-bool gather_exchange_counts(W& w, const GatherLayout& layout, int tokens, std::int32_t* counts) {
+HEDDLE_PROTOCOL bool gather_exchange_counts(W& w, const GatherLayout& layout, int tokens, std::int32_t* counts) {
   if (!w.begin()) return false;
   const auto word = [&](int peer) { return layout.count_word(peer); };
   gather_tell_all(w, word, static_cast<std::uint32_t>(tokens));
@@ -40,7 +40,7 @@ bool gather_exchange_counts(W& w, const GatherLayout& layout, int tokens, std::i
 
 /// Writes one token's record to `to(rank)` for each live rank of [first_rank, last_rank).
 template <Worker W, class To>
-void gather_write_record(W& w, const GatherLayout& layout, const SendInput& input, int token, int first_rank, int last_rank, To to) {
+HEDDLE_PROTOCOL void gather_write_record(W& w, const GatherLayout& layout, const SendInput& input, int token, int first_rank, int last_rank, To to) {
   const std::size_t list_bytes = static_cast<std::size_t>(input.topk) * sizeof(std::int32_t);
   const std::byte* row = row_to_send(w, input.hidden + static_cast<std::size_t>(token) * layout.wire.hidden, layout.wire);
   for (int d = first_rank; d < last_rank; ++d) {
@@ -54,7 +54,7 @@ void gather_write_record(W& w, const GatherLayout& layout, const SendInput& inpu
 
 /// All-gather: this rank's records to every rank at rows [first, first + tokens); arrived[s] = tokens of s.
 template <Worker W>
-bool gather_all_gather(W& w, const GatherLayout& layout, std::size_t first, const SendInput& input, std::int32_t* arrived) {
+HEDDLE_PROTOCOL bool gather_all_gather(W& w, const GatherLayout& layout, std::size_t first, const SendInput& input, std::int32_t* arrived) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   for (int token = w.index(); token < input.tokens; token += w.count()) {
@@ -72,14 +72,14 @@ bool gather_all_gather(W& w, const GatherLayout& layout, std::size_t first, cons
 /// integers, since at most one rank's record is not zero: exact for every wire. `zeros` and `sum` are
 /// ordinary memory of one record a worker.
 template <Worker W>
-bool gather_all_reduce(W& w, const GatherLayout& layout, std::size_t rows, std::size_t first, const SendInput& input,
+HEDDLE_PROTOCOL bool gather_all_reduce(W& w, const GatherLayout& layout, std::size_t rows, std::size_t first, const SendInput& input,
                        const std::byte* zeros, std::byte* sum) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   const auto stride = static_cast<std::size_t>(w.count());
   for (auto row = static_cast<std::size_t>(w.index()); row < rows; row += stride) {
     auto* own = heap.mine<std::byte>(layout.own_record(row));
-    w.copy_bytes(own, zeros, layout.record_bytes());
+    w.complete(w.copy_bytes(own, zeros, layout.record_bytes()));
     if (row < first || row >= first + static_cast<std::size_t>(input.tokens)) continue;
     gather_write_record(w, layout, input, static_cast<int>(row - first), heap.rank, heap.rank + 1, [&](int) { return own; });
   }
@@ -88,9 +88,10 @@ bool gather_all_reduce(W& w, const GatherLayout& layout, std::size_t rows, std::
   const auto arrived = [&](int peer) { return layout.arrived_word(peer); };
   gather_tell_all(w, arrived, 1);
   if (!gather_hear_all(w, arrived, WordKind::gather_arrived, nullptr)) return false;
-  for (auto row = static_cast<std::size_t>(heap.rank); row < rows; row += static_cast<std::size_t>(heap.ranks)) {
-    if ((row / static_cast<std::size_t>(heap.ranks)) % stride != static_cast<std::size_t>(w.index())) continue;
-    w.copy_bytes(sum, zeros, layout.record_bytes());
+  const LiveShare share = live_share(w);
+  for (std::size_t row = share.position; row < rows; row += share.count) {
+    if ((row / share.count) % stride != static_cast<std::size_t>(w.index())) continue;
+    w.complete(w.copy_bytes(sum, zeros, layout.record_bytes()));
     for (int s = 0; s < heap.ranks; ++s) {
       if (w.live(s)) w.add_words(sum, heap.at<std::byte>(s, layout.own_record(row)), layout.record_bytes());
     }
@@ -108,9 +109,20 @@ bool gather_all_reduce(W& w, const GatherLayout& layout, std::size_t rows, std::
   return gather_hear_all(w, reduced, WordKind::gather_reduced, nullptr);
 }
 
+/// Routing of the gathered rows in ordinary memory; rows that padding(row) says are marked as "no expert".
+template <Worker W, class Padding>
+HEDDLE_PROTOCOL bool gather_list(W& w, const GatherLayout& layout, int rows, const PlacementView& placement, const ArrivedRouting& routing,
+                                 Padding padding) {
+  for (int row = w.index(); row < rows; row += w.count()) {
+    const auto* record = w.heap().template mine<std::byte>(layout.record(static_cast<std::size_t>(row)));
+    take_routing(w, routing, static_cast<std::size_t>(row), padding(row) ? nullptr : record + layout.wire.row_bytes(), placement);
+  }
+  return w.team_barrier();
+}
+
 /// results [rows, H]: this rank's partial sums of all rows, laid out for the others to pull.
 template <Worker W>
-bool gather_offer(W& w, const GatherLayout& layout, std::size_t rows, const bf16* results) {
+HEDDLE_PROTOCOL bool gather_offer(W& w, const GatherLayout& layout, std::size_t rows, const bf16* results) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   for (auto row = static_cast<std::size_t>(w.index()); row < rows; row += static_cast<std::size_t>(w.count())) {
@@ -125,7 +137,7 @@ bool gather_offer(W& w, const GatherLayout& layout, std::size_t rows, const bf16
 
 /// out [rows, H] = sum over ranks, ascending, of their partial sums of rows [first, first + rows).
 template <Worker W>
-bool gather_pull(W& w, const GatherLayout& layout, std::size_t first, std::size_t rows, const SharedRows& shared, bf16* out) {
+HEDDLE_PROTOCOL bool gather_pull(W& w, const GatherLayout& layout, std::size_t first, std::size_t rows, const SharedRows& shared, bf16* out) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   if (!gather_hear_all(w, [&](int peer) { return layout.partial_word(peer); }, WordKind::gather_partial, nullptr)) return false;

@@ -21,7 +21,7 @@ struct LowLatencyScratch {
 };
 
 template <Worker W>
-bool low_latency_send(W& w, const LowLatencyLayout& layout, const SendInput& input, const PlacementView& placement,
+HEDDLE_PROTOCOL bool low_latency_send(W& w, const LowLatencyLayout& layout, const SendInput& input, const PlacementView& placement,
                       const LowLatencyScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
@@ -60,7 +60,7 @@ bool low_latency_send(W& w, const LowLatencyLayout& layout, const SendInput& inp
 
 /// Waits for every live source's counts, then packs each expert's rows in source order.
 template <Worker W>
-bool low_latency_receive(W& w, const LowLatencyLayout& layout, int local_experts, const LowLatencyScratch& scratch) {
+HEDDLE_PROTOCOL bool low_latency_receive(W& w, const LowLatencyLayout& layout, int local_experts, const LowLatencyScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   const int heard = local_experts > 0 ? local_experts : 1;
@@ -93,7 +93,7 @@ bool low_latency_receive(W& w, const LowLatencyLayout& layout, int local_experts
 
 /// results [local experts, block_rows, H]: each row returns to the slot of its choice at its home.
 template <Worker W>
-bool low_latency_return(W& w, const LowLatencyLayout& layout, int local_experts, const bf16* results, const LowLatencyScratch& scratch) {
+HEDDLE_PROTOCOL bool low_latency_return(W& w, const LowLatencyLayout& layout, int local_experts, const bf16* results, const LowLatencyScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   for (int e = 0; e < local_experts; ++e) {
@@ -120,7 +120,7 @@ bool low_latency_return(W& w, const LowLatencyLayout& layout, int local_experts,
 /// out [tokens, H] = sum of a token's slots in choice order, choices without an expert or on a dead rank
 /// left out; with `weighted` each is multiplied by its routing weight. `shared` is added last.
 template <Worker W>
-bool low_latency_collect(W& w, const LowLatencyLayout& layout, const SendInput& input, const PlacementView& placement, bool weighted,
+HEDDLE_PROTOCOL bool low_latency_collect(W& w, const LowLatencyLayout& layout, const SendInput& input, const PlacementView& placement, bool weighted,
                          const SharedRows& shared, bf16* out) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();

@@ -20,7 +20,6 @@ class NormalExchange final : public HostExchange {
     firsts_ = Array<std::int32_t>(r);
     returned_firsts_ = Array<std::int32_t>(r);
     progress_ = Array<NormalProgress>(r);
-    heard_ = Array<bool>(r);
     wire_rows_ = Array<std::byte>(static_cast<std::size_t>(options.cap) * layout_.wire.row_bytes());
     scratch_.slots = slots_.data();
     scratch_.sent = sent_.data();
@@ -54,7 +53,7 @@ class NormalExchange final : public HostExchange {
     reserve(static_cast<std::size_t>(received_), static_cast<std::size_t>(returned));
     const ArrivedRouting routing{options_.topk, local_ids_.data(), weights_.data()};
     run([&](HostWorker& w) {
-      return normal_dispatch(w, layout_, input_, placement_, scratch_, heard_.data(), firsts_.data(), rows_.data(), routing);
+      return normal_dispatch(w, layout_, input_, placement_, scratch_, firsts_.data(), rows_.data(), routing);
     });
     for (int d = 0; d < ranks(); ++d) count_rows(d, scratch_.sent[d], layout_.wire.reported_bytes());
     const auto since = std::chrono::steady_clock::now();
@@ -87,7 +86,7 @@ class NormalExchange final : public HostExchange {
     const bool weighted = options_.weight_at == WeightAt::combine;
     run([&](HostWorker& w) {
       if (by_expert() && !sum_pairs(w, received_, routing, expanded_.places.data(), results, options_.hidden, weighted, sums_.data())) return false;
-      return normal_return(w, layout_, scratch_, heard_.data(), firsts_.data(), by_expert() ? sums_.data() : results, returned_firsts_.data(),
+      return normal_return(w, layout_, scratch_, firsts_.data(), by_expert() ? sums_.data() : results, returned_firsts_.data(),
                            returned_.data());
     });
     for (int home = 0; home < ranks(); ++home) count_rows(home, scratch_.arrived[home], layout_.returned.reported_bytes());
@@ -119,7 +118,6 @@ class NormalExchange final : public HostExchange {
   NormalScratch scratch_;
   Array<std::int32_t> slots_, sent_, arrived_, firsts_, returned_firsts_, local_ids_;
   Array<NormalProgress> progress_;
-  Array<bool> heard_;
   Array<std::byte> wire_rows_, rows_, returned_;
   Array<float> weights_;
   Array<bf16> sums_;

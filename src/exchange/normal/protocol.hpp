@@ -14,6 +14,7 @@ struct NormalProgress {
   std::uint32_t taken = 0;  ///< rows taken from the peer
   std::int32_t cursor = 0;  ///< next token (dispatch) to look at
   bool told = false;        ///< a tail has been published, if only that of an empty queue
+  bool heard = false;       ///< a tail has been seen
 };
 
 /// Ordinary memory of one rank for a round trip.
@@ -27,7 +28,7 @@ struct NormalScratch {
 
 /// Tells every rank how many rows will come; after it the host knows the exact sizes.
 template <Worker W>
-bool normal_exchange_counts(W& w, const NormalLayout& layout, const SendInput& input, const PlacementView& placement,
+HEDDLE_PROTOCOL bool normal_exchange_counts(W& w, const NormalLayout& layout, const SendInput& input, const PlacementView& placement,
                             const NormalScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
@@ -53,7 +54,7 @@ struct NormalFlow {
 
 /// Pushes up to a chunk to one peer if its queue has room. push(number) writes row `number` into the queue.
 template <Worker W, class Push>
-bool push_chunk(W& w, const NormalFlow& flow, Word* tail, const Word* head, std::uint32_t total, NormalProgress& progress, Push push) {
+HEDDLE_PROTOCOL bool push_chunk(W& w, const NormalFlow& flow, Word* tail, const Word* head, std::uint32_t total, NormalProgress& progress, Push push) {
   if (progress.sent == total && progress.told) return false;
   std::uint32_t taken = 0;
   if (!w.peek(head, taken)) taken = 0;
@@ -72,12 +73,12 @@ bool push_chunk(W& w, const NormalFlow& flow, Word* tail, const Word* head, std:
 
 /// Takes what one peer has published. take(number) copies row `number` out of the queue.
 template <Worker W, class Take>
-bool take_rows(W& w, const Word* tail, Word* head, std::uint32_t total, NormalProgress& progress, bool& heard, Take take) {
+HEDDLE_PROTOCOL bool take_rows(W& w, const Word* tail, Word* head, std::uint32_t total, NormalProgress& progress, Take take) {
   std::uint32_t there = 0;
-  if (heard && progress.taken == total) return false;
+  if (progress.heard && progress.taken == total) return false;
   if (!w.peek(tail, there)) return false;
-  const bool first = !heard;
-  heard = true;
+  const bool first = !progress.heard;
+  progress.heard = true;
   if (there == progress.taken) return first;
   for (std::uint32_t number = progress.taken; number < there; ++number) take(number);
   w.complete_all();
@@ -86,16 +87,13 @@ bool take_rows(W& w, const Word* tail, Word* head, std::uint32_t total, NormalPr
   return true;
 }
 
-/// Moves both directions with this worker's peers until all is sent and taken. `totals_*` are [ranks];
-/// `heard` [ranks] is ordinary memory. Addresses: tail/head words by peer; push(peer, number), take(peer, number).
+/// Moves both directions with this worker's peers until all is sent and taken. to_send, to_take and
+/// progress are [ranks]. Words gives tails and heads by peer; push(peer, number, progress), take(peer, number).
 template <Worker W, class Words, class Push, class Take>
-bool move_rows(W& w, const NormalFlow& flow, const Words& words, const std::int32_t* to_send, const std::int32_t* to_take,
-               NormalProgress* progress, bool* heard, Push push, Take take) {
+HEDDLE_PROTOCOL bool move_rows(W& w, const NormalFlow& flow, const Words& words, const std::int32_t* to_send, const std::int32_t* to_take,
+                               NormalProgress* progress, Push push, Take take) {
   const int ranks = w.heap().ranks;
-  for (int p = w.index(); p < ranks; p += w.count()) {
-    progress[p] = {};
-    heard[p] = false;
-  }
+  for (int p = w.index(); p < ranks; p += w.count()) progress[p] = {};
   auto patience = w.look();
   for (;;) {
     bool moved = false;
@@ -104,17 +102,19 @@ bool move_rows(W& w, const NormalFlow& flow, const Words& words, const std::int3
       if (!w.live(p)) continue;
       const auto send = static_cast<std::uint32_t>(to_send[p]);
       const auto receive = static_cast<std::uint32_t>(to_take[p]);
-      moved |= push_chunk(w, flow, words.their_tail(p), words.my_head(p), send, progress[p], [&](std::uint32_t number) { push(p, number); });
-      moved |= take_rows(w, words.my_tail(p), words.their_head(p), receive, progress[p], heard[p], [&](std::uint32_t number) { take(p, number); });
-      if (progress[p].sent < send || progress[p].taken < receive || !heard[p]) waiting_for = p;
+      NormalProgress mine = progress[p];
+      moved |= push_chunk(w, flow, words.their_tail(p), words.my_head(p), send, mine, [&](std::uint32_t number) { push(p, number, mine); });
+      moved |= take_rows(w, words.my_tail(p), words.their_head(p), receive, mine, [&](std::uint32_t number) { take(p, number); });
+      if (mine.sent < send || mine.taken < receive || !mine.heard) waiting_for = p;
+      progress[p] = mine;
     }
     if (waiting_for < 0) return w.team_barrier();
     if (moved) {
       patience = w.look();
       continue;
     }
-    const NormalProgress& stuck = progress[waiting_for];
-    const bool taking = !heard[waiting_for] || stuck.taken < static_cast<std::uint32_t>(to_take[waiting_for]);
+    const NormalProgress stuck = progress[waiting_for];
+    const bool taking = !stuck.heard || stuck.taken < static_cast<std::uint32_t>(to_take[waiting_for]);
     const WordName name{taking ? flow.tail_kind : flow.head_kind, waiting_for, -1};
     const auto expected = static_cast<std::uint32_t>(taking ? to_take[waiting_for] : to_send[waiting_for]);
     if (!w.rest(patience, name, expected, taking ? stuck.taken : stuck.sent)) return false;
@@ -124,36 +124,35 @@ bool move_rows(W& w, const NormalFlow& flow, const Words& words, const std::int3
 struct NormalDispatchWords {
   const HeapView& heap;
   const NormalLayout& layout;
-  Word* their_tail(int p) const { return heap.at<Word>(p, layout.tail_word(heap.rank)); }
-  const Word* my_head(int p) const { return heap.mine<Word>(layout.head_word(p)); }
-  const Word* my_tail(int p) const { return heap.mine<Word>(layout.tail_word(p)); }
-  Word* their_head(int p) const { return heap.at<Word>(p, layout.head_word(heap.rank)); }
+  HEDDLE_PROTOCOL Word* their_tail(int p) const { return heap.at<Word>(p, layout.tail_word(heap.rank)); }
+  HEDDLE_PROTOCOL const Word* my_head(int p) const { return heap.mine<Word>(layout.head_word(p)); }
+  HEDDLE_PROTOCOL const Word* my_tail(int p) const { return heap.mine<Word>(layout.tail_word(p)); }
+  HEDDLE_PROTOCOL Word* their_head(int p) const { return heap.at<Word>(p, layout.head_word(heap.rank)); }
 };
 
 struct NormalReturnWords {
   const HeapView& heap;
   const NormalLayout& layout;
-  Word* their_tail(int p) const { return heap.at<Word>(p, layout.return_tail_word(heap.rank)); }
-  const Word* my_head(int p) const { return heap.mine<Word>(layout.return_head_word(p)); }
-  const Word* my_tail(int p) const { return heap.mine<Word>(layout.return_tail_word(p)); }
-  Word* their_head(int p) const { return heap.at<Word>(p, layout.return_head_word(heap.rank)); }
+  HEDDLE_PROTOCOL Word* their_tail(int p) const { return heap.at<Word>(p, layout.return_tail_word(heap.rank)); }
+  HEDDLE_PROTOCOL const Word* my_head(int p) const { return heap.mine<Word>(layout.return_head_word(p)); }
+  HEDDLE_PROTOCOL const Word* my_tail(int p) const { return heap.mine<Word>(layout.return_tail_word(p)); }
+  HEDDLE_PROTOCOL Word* their_head(int p) const { return heap.at<Word>(p, layout.return_head_word(heap.rank)); }
 };
 
 /// Dispatch: rows [n] in (source, token) order, with their routing, into ordinary memory of the exact size.
 template <Worker W>
-bool normal_dispatch(W& w, const NormalLayout& layout, const SendInput& input, const PlacementView& placement, const NormalScratch& scratch,
-                     bool* heard, const std::int32_t* firsts, std::byte* rows, const ArrivedRouting& routing) {
+HEDDLE_PROTOCOL bool normal_dispatch(W& w, const NormalLayout& layout, const SendInput& input, const PlacementView& placement, const NormalScratch& scratch,
+                     const std::int32_t* firsts, std::byte* rows, const ArrivedRouting& routing) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   const std::size_t list_bytes = static_cast<std::size_t>(input.topk) * sizeof(std::int32_t);
-  const auto push = [&](int d, std::uint32_t number) {
-    std::int32_t& token = scratch.progress[d].cursor;
-    while (scratch.slots[token * heap.ranks + d] < 0) ++token;
+  const auto push = [&](int d, std::uint32_t number, NormalProgress& progress) {
+    while (scratch.slots[progress.cursor * heap.ranks + d] < 0) ++progress.cursor;
+    const std::int32_t token = progress.cursor++;
     auto* record = heap.at<std::byte>(d, layout.record(heap.rank, number));
     w.copy_row(record, scratch.rows_to_send + static_cast<std::size_t>(token) * layout.wire.row_bytes(), layout.wire);
     w.copy_bytes(record + layout.wire.row_bytes(), input.ids + token * input.topk, list_bytes);
     w.copy_bytes(record + layout.wire.row_bytes() + list_bytes, input.weights + token * input.topk, list_bytes);
-    ++token;
   };
   const auto take = [&](int s, std::uint32_t number) {
     const std::size_t i = static_cast<std::size_t>(firsts[s]) + number;
@@ -162,17 +161,17 @@ bool normal_dispatch(W& w, const NormalLayout& layout, const SendInput& input, c
     take_routing(w, routing, i, record + layout.wire.row_bytes(), placement);
   };
   const NormalFlow flow{WordKind::normal_tail, WordKind::normal_head, layout.chunk_rows, layout.queue_rows};
-  return move_rows(w, flow, NormalDispatchWords{heap, layout}, scratch.sent, scratch.arrived, scratch.progress, heard, push, take);
+  return move_rows(w, flow, NormalDispatchWords{heap, layout}, scratch.sent, scratch.arrived, scratch.progress, push, take);
 }
 
 /// Combine: sums [n, H] (one a row that arrived, in that order) go back; returned holds, for rank d, its
 /// rows at [returned_firsts[d] + slot].
 template <Worker W>
-bool normal_return(W& w, const NormalLayout& layout, const NormalScratch& scratch, bool* heard, const std::int32_t* firsts, const bf16* sums,
+HEDDLE_PROTOCOL bool normal_return(W& w, const NormalLayout& layout, const NormalScratch& scratch, const std::int32_t* firsts, const bf16* sums,
                    const std::int32_t* returned_firsts, std::byte* returned) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
-  const auto push = [&](int home, std::uint32_t number) {
+  const auto push = [&](int home, std::uint32_t number, NormalProgress&) {
     const std::size_t i = static_cast<std::size_t>(firsts[home]) + number;
     const std::byte* row = row_to_send(w, sums + i * static_cast<std::size_t>(layout.returned.hidden), layout.returned);
     w.copy_row(heap.at<std::byte>(home, layout.result(heap.rank, number)), row, layout.returned);
@@ -182,12 +181,12 @@ bool normal_return(W& w, const NormalLayout& layout, const NormalScratch& scratc
     w.copy_row(returned + i * layout.returned.row_bytes(), heap.mine<std::byte>(layout.result(d, number)), layout.returned);
   };
   const NormalFlow flow{WordKind::normal_return_tail, WordKind::normal_return_head, layout.chunk_rows, layout.queue_rows};
-  return move_rows(w, flow, NormalReturnWords{heap, layout}, scratch.arrived, scratch.sent, scratch.progress, heard, push, take);
+  return move_rows(w, flow, NormalReturnWords{heap, layout}, scratch.arrived, scratch.sent, scratch.progress, push, take);
 }
 
 /// out [tokens, H] = sum over ranks, ascending, of the rows they returned.
 template <Worker W>
-bool normal_collect(W& w, const NormalLayout& layout, const SendInput& input, const NormalScratch& scratch, const std::int32_t* returned_firsts,
+HEDDLE_PROTOCOL bool normal_collect(W& w, const NormalLayout& layout, const SendInput& input, const NormalScratch& scratch, const std::int32_t* returned_firsts,
                     const std::byte* returned, const SharedRows& shared, bf16* out) {
   if (!w.begin()) return false;
   const int ranks = w.heap().ranks;

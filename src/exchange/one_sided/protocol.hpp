@@ -2,8 +2,8 @@
 // that needs it, then one flag a rank that carries the count; combine lets the home ranks pull.
 #pragma once
 
+#include "exchange/arrivals.hpp"
 #include "exchange/one_sided/layout.hpp"
-#include "exchange/sending.hpp"
 
 namespace heddle {
 
@@ -16,7 +16,7 @@ struct OneSidedScratch {
 };
 
 template <Worker W>
-bool one_sided_send(W& w, const OneSidedLayout& layout, int block_rows, const SendInput& input, const PlacementView& placement,
+HEDDLE_PROTOCOL bool one_sided_send(W& w, const OneSidedLayout& layout, int block_rows, const SendInput& input, const PlacementView& placement,
                     const OneSidedScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
@@ -51,7 +51,7 @@ bool one_sided_send(W& w, const OneSidedLayout& layout, int block_rows, const Se
 /// Waits for every live rank's flag. Rows past a source's count are padding; the routing they show is
 /// made "no expert" by the reader, who knows the counts.
 template <Worker W>
-bool one_sided_receive(W& w, const OneSidedLayout& layout, const OneSidedScratch& scratch) {
+HEDDLE_PROTOCOL bool one_sided_receive(W& w, const OneSidedLayout& layout, const OneSidedScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   for (int s = w.index(); s < heap.ranks; s += w.count()) {
@@ -62,9 +62,24 @@ bool one_sided_receive(W& w, const OneSidedLayout& layout, const OneSidedScratch
   return w.team_barrier();
 }
 
+/// Routing of all block rows in ordinary memory, padding marked as "no expert".
+template <Worker W>
+HEDDLE_PROTOCOL bool one_sided_list(W& w, const OneSidedLayout& layout, int block_rows, const PlacementView& placement,
+                                    const OneSidedScratch& scratch, const ArrivedRouting& routing) {
+  const HeapView& heap = w.heap();
+  for (int s = 0; s < heap.ranks; ++s) {
+    for (int slot = w.index(); slot < block_rows; slot += w.count()) {
+      const std::size_t number = OneSidedLayout::row_number(s, block_rows, slot);
+      const bool real = slot < scratch.arrived[s];
+      take_routing(w, routing, number, real ? heap.template mine<std::byte>(layout.routing(number)) : nullptr, placement);
+    }
+  }
+  return w.team_barrier();
+}
+
 /// results [ranks * block_rows, H]: this rank's partial sums, laid into its own block for the others.
 template <Worker W>
-bool one_sided_offer(W& w, const OneSidedLayout& layout, int block_rows, const bf16* results, const OneSidedScratch& scratch) {
+HEDDLE_PROTOCOL bool one_sided_offer(W& w, const OneSidedLayout& layout, int block_rows, const bf16* results, const OneSidedScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   for (int s = 0; s < heap.ranks; ++s) {
@@ -84,7 +99,7 @@ bool one_sided_offer(W& w, const OneSidedLayout& layout, int block_rows, const b
 
 /// out [tokens, H] = sum of the partial rows of a token's ranks, in ascending rank order; `shared` is added last.
 template <Worker W>
-bool one_sided_pull(W& w, const OneSidedLayout& layout, int block_rows, const SendInput& input, const OneSidedScratch& scratch,
+HEDDLE_PROTOCOL bool one_sided_pull(W& w, const OneSidedLayout& layout, int block_rows, const SendInput& input, const OneSidedScratch& scratch,
                     const SharedRows& shared, bf16* out) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();

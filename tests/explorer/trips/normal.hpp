@@ -32,7 +32,6 @@ struct NormalMemory {
   std::vector<std::byte> wire_rows, rows, returned;
   std::vector<bf16> sums;
   std::array<NormalProgress, max_workers> progress;
-  std::array<bool, max_workers> heard{};
 };
 
 class NormalTrip : public Trip<NormalLayout, NormalMemory> {
@@ -57,7 +56,7 @@ class NormalTrip : public Trip<NormalLayout, NormalMemory> {
     w.end_launch();
     if (w.index() == 0) lay_out(own);
     w.end_launch();
-    return normal_dispatch(w, layout_, sent, batches_.placement(), own.scratch(), own.heard.data(), own.firsts.data(),
+    return normal_dispatch(w, layout_, sent, batches_.placement(), own.scratch(), own.firsts.data(),
                            own.rows.data(), own.routing());
   }
 
@@ -80,7 +79,7 @@ class NormalTrip : public Trip<NormalLayout, NormalMemory> {
   template <class W>
   bool combine(W& w, int call, bf16* out) {
     NormalMemory& own = memory(w);
-    return normal_return(w, layout_, own.scratch(), own.heard.data(), own.firsts.data(), own.sums.data(),
+    return normal_return(w, layout_, own.scratch(), own.firsts.data(), own.sums.data(),
                          own.returned_firsts.data(), own.returned.data()) &&
            normal_collect(w, layout_, input(call, w.heap().rank), own.scratch(), own.returned_firsts.data(), own.returned.data(),
                           {}, out);
