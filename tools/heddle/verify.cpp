@@ -10,6 +10,7 @@
 #include "inputs.hpp"
 #include "job.hpp"
 #include "json_file.hpp"
+#include "layer/options.hpp"
 #include "reference/reference.hpp"
 #include "report.hpp"
 #include "words.hpp"
@@ -34,10 +35,6 @@ struct Check {
 
 bool is_slots(const LayerOptions& options) {
   return options.way == Way::low_latency || (options.way == Way::elastic && options.reduce == Reduce::home);
-}
-
-Activation activation_of(const Inputs& inputs, const LayerOptions& options) {
-  return options.activation.value_or(inputs.source.kind == WeightKind::bf16 ? Activation::bf16 : Activation::fp8);
 }
 
 /// Bounds of docs/numerics.md, "What must agree".
@@ -89,7 +86,7 @@ std::vector<bf16> reference_of(const Inputs& inputs, const LayerOptions& options
   input.shared = source.shared ? &*source.shared : nullptr;
   input.rank_of = placement.rank_map();
   ReferenceOptions reference;
-  reference.activation = activation_of(inputs, options);
+  reference.activation = activation_of(inputs.source.kind, options);
   reference.quantisation = options.quantisation;
   reference.clamp = options.clamp;
   reference.weight_at = options.weight_at;
@@ -160,7 +157,7 @@ void verify(const VerifyArguments& arguments, int& status) {
   int missed = 0;
   for (const LayerOptions& options : wanted) {
     Check check{options, run_job(inputs, options), {}, 0, false};
-    const double bound = bound_of(activation_of(inputs, options));
+    const double bound = bound_of(activation_of(inputs.source.kind, options));
     check.error = compare(check.result.output, references.of(options, check.result.exchange));
     check.family_bits = different_from_family(checks, check);
     check.passed = check.error.relative_error <= bound && check.family_bits == 0;
@@ -174,7 +171,7 @@ void verify(const VerifyArguments& arguments, int& status) {
     json.push_back(std::move(entry));
     checks.push_back(std::move(check));
   }
-  const double bound = bound_of(activation_of(inputs, wanted.front()));
+  const double bound = bound_of(activation_of(inputs.source.kind, wanted.front()));
   fmt::print("\nerror: relative to the float64 reference, at most {:.0e}; bits: against the first way that sums in the same order\n", bound);
   fmt::print("{} of {} ways passed\n", wanted.size() - static_cast<std::size_t>(missed), wanted.size());
   if (!arguments.json.empty()) write_json(arguments.json, {{"ways", json}, {"passed", missed == 0}});
