@@ -150,11 +150,11 @@ void ExpandedRows::reserve(const ExchangeOptions& options, int experts, std::siz
     room = rows_arrived * pairs_a_row + local * 127;
     room = (room + 127) / 128 * 128;
   }
-  begins = Array<std::int32_t>(local + 1);
-  counts = Array<std::int32_t>(local + 1);
-  places = Array<std::int32_t>(rows_arrived * static_cast<std::size_t>(options.topk) + 1);
-  row_weights = Array<float>(room + 1);
-  rows = Array<std::byte>(room * row_bytes + 1);
+  begins.grow(local + 1);
+  counts.grow(local + 1);
+  places.grow(rows_arrived * static_cast<std::size_t>(options.topk) + 1);
+  row_weights.grow(room + 1);
+  rows.grow(room * row_bytes + 1);
 }
 
 ExpertLayout ExpandedRows::layout(const ExchangeOptions& options, int experts, int group_ranks) const {
