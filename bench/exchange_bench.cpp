@@ -1,16 +1,21 @@
 // Dispatch of 4,096 rows of 10,240 bytes by each way, against memcpy of as many bytes by as many threads in
-// the same run. `of_memcpy` is the rate reached as a share of memcpy's: at least 0.5 is wanted.
+// the same run. `of_memcpy` is the rate reached as a share of memcpy's, `without_regroup` that without laying
+// rows out by expert (a phase of its own): at least 0.5 is wanted.
 //
 // Ranks are threads. Rows are counted where they arrive: a token with one expert is one row, with gather
 // one a rank. What follows a dispatch (combine) is not timed but keeps the ranks in step.
 #include <benchmark/benchmark.h>
+#include <pthread.h>
+#include <sched.h>
 
 #include <algorithm>
+#include <atomic>
 #include <barrier>
 #include <chrono>
 #include <cstring>
 #include <memory>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -73,7 +78,9 @@ struct Rank {
     exchange = create_exchange(*workspace, options, memory);
   }
 
-  Arrived dispatch() { return exchange->dispatch({options.cap, rows.data(), ids.data(), weights.data(), {}}, {options.cap, Phase::prefill}); }
+  Arrived dispatch() {
+    return exchange->dispatch({options.cap, rows.data(), ids.data(), weights.data(), {}}, {options.cap, Phase::prefill});
+  }
 
   void combine(const Arrived& arrived) {
     const auto room = static_cast<std::size_t>(arrived.room) * hidden;
@@ -91,6 +98,28 @@ struct Rank {
   }
 };
 
+/// Seconds; the least of all rounds, since other work on the machine only ever adds.
+struct Times {
+  double copy = 1e9;
+  double dispatch = 1e9;
+  double regroup = 0;
+  double without_regroup = 1e9;
+
+  void keep_least(const Times& times) {
+    copy = std::min(copy, times.copy);
+    dispatch = std::min(dispatch, times.dispatch);
+    without_regroup = std::min(without_regroup, times.dispatch - times.regroup);
+  }
+};
+
+/// A rank that is woken would otherwise share the core of the one that woke it for a while.
+void keep_to_core(int core) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(static_cast<std::size_t>(core), &set);
+  pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+}
+
 double seconds_since(Clock::time_point since) { return std::chrono::duration<double>(Clock::now() - since).count(); }
 
 void dispatch_rate(benchmark::State& state, const Setting& setting) {
@@ -98,9 +127,9 @@ void dispatch_rate(benchmark::State& state, const Setting& setting) {
   const auto groups = create_thread_group(ranks);
   std::barrier step(ranks);
   std::atomic<bool> go_on = true;
-  double dispatching = 0;
-  double copying = 0;
+  Times best;
   const auto run = [&](int r) {
+    if (ranks <= static_cast<int>(std::thread::hardware_concurrency())) keep_to_core(r);
     Rank rank(*groups[static_cast<std::size_t>(r)], setting);
     const auto round = [&] {
       step.arrive_and_wait();
@@ -111,9 +140,9 @@ void dispatch_rate(benchmark::State& state, const Setting& setting) {
       since = Clock::now();
       const Arrived arrived = rank.dispatch();
       step.arrive_and_wait();
-      const double dispatched = seconds_since(since);
+      const Times times{copied, seconds_since(since), arrived.regroup_seconds};
       rank.combine(arrived);
-      return std::pair(copied, dispatched);
+      return times;
     };
     for (int i = 0; i < 2; ++i) round();  // memory that nobody has touched yet costs page faults once
     if (r != 0) {
@@ -125,10 +154,9 @@ void dispatch_rate(benchmark::State& state, const Setting& setting) {
     } else {
       for (auto _ : state) {
         step.arrive_and_wait();
-        const auto [copied, dispatched] = round();
-        copying += copied;
-        dispatching += dispatched;
-        state.SetIterationTime(dispatched);
+        const Times times = round();
+        best.keep_least(times);
+        state.SetIterationTime(times.dispatch);
       }
       go_on = false;
       step.arrive_and_wait();
@@ -137,12 +165,16 @@ void dispatch_rate(benchmark::State& state, const Setting& setting) {
   };
   std::vector<std::thread> others;
   for (int r = 1; r < ranks; ++r) others.emplace_back(run, r);
+  cpu_set_t all;
+  pthread_getaffinity_np(pthread_self(), sizeof all, &all);
   run(0);
+  pthread_setaffinity_np(pthread_self(), sizeof all, &all);
   for (std::thread& other : others) other.join();
-  const double bytes = static_cast<double>(rows_moved) * static_cast<double>(row_bytes) * static_cast<double>(state.iterations());
-  state.counters["GB/s"] = bytes / dispatching / 1e9;
-  state.counters["memcpy_GB/s"] = bytes / copying / 1e9;
-  state.counters["of_memcpy"] = copying / dispatching;
+  constexpr double gigabytes = static_cast<double>(rows_moved) * static_cast<double>(row_bytes) / 1e9;
+  state.counters["GB/s"] = gigabytes / best.dispatch;
+  state.counters["memcpy_GB/s"] = gigabytes / best.copy;
+  state.counters["of_memcpy"] = best.copy / best.dispatch;
+  state.counters["without_regroup"] = best.copy / best.without_regroup;
 }
 
 constexpr Setting settings[] = {
@@ -166,7 +198,7 @@ const bool registered = [] {
         ->Arg(1)
         ->Arg(2)
         ->UseManualTime()
-        ->Iterations(15)
+        ->Iterations(41)
         ->Unit(benchmark::kMillisecond);
   }
   return true;

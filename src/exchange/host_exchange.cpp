@@ -153,11 +153,11 @@ std::size_t expanded_room(const ExchangeOptions& options, int experts, std::size
 void ExpandedRows::reserve(const ExchangeOptions& options, int experts, std::size_t rows_arrived, std::size_t row_bytes) {
   const auto local = static_cast<std::size_t>(experts);
   room = expanded_room(options, experts, rows_arrived);
-  begins = Array<std::int32_t>(local + 1);
-  counts = Array<std::int32_t>(local + 1);
-  places = Array<std::int32_t>(rows_arrived * static_cast<std::size_t>(options.topk) + 1);
-  row_weights = Array<float>(room + 1);
-  rows = Array<std::byte>(room * row_bytes + 1);
+  begins.grow(local + 1);
+  counts.grow(local + 1);
+  places.grow(rows_arrived * static_cast<std::size_t>(options.topk) + 1);
+  row_weights.grow(room + 1);
+  rows.grow(room * row_bytes + 1);
 }
 
 ExpertLayout ExpandedRows::layout(const ExchangeOptions& options, int experts, int group_ranks) const {

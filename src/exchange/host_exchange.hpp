@@ -18,12 +18,20 @@ template <class T>
 class Array {
  public:
   Array() = default;
-  explicit Array(std::size_t size) : values_(std::make_unique_for_overwrite<T[]>(size)) {}
+  explicit Array(std::size_t size) { grow(size); }
+  /// Room for `size` values, whatever was in it lost. Memory that suffices is kept: new pages cost more than copies.
+  void grow(std::size_t size) {
+    if (size <= size_) return;
+    values_.reset();
+    values_ = std::make_unique_for_overwrite<T[]>(size);
+    size_ = size;
+  }
   T* data() const { return values_.get(); }
   T& operator[](std::size_t i) const { return values_[i]; }
 
  private:
   std::unique_ptr<T[]> values_;
+  std::size_t size_ = 0;
 };
 
 ExchangeShape shape_of(const ExchangeOptions& options);

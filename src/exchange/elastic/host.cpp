@@ -97,17 +97,17 @@ class ElasticExchange final : public HostExchange {
 
   void reserve(std::size_t rows) {
     const auto k = static_cast<std::size_t>(options_.topk);
-    home_tokens_ = Array<std::int32_t>(rows + 1);
-    local_ids_ = Array<std::int32_t>(rows * k + 1);
-    weights_ = Array<float>(rows * k + 1);
+    home_tokens_.grow(rows + 1);
+    local_ids_.grow(rows * k + 1);
+    weights_.grow(rows * k + 1);
     scratch_.home_tokens = home_tokens_.data();
     scratch_.routing = {options_.topk, local_ids_.data(), weights_.data()};
     if (by_expert()) {
       expanded_.reserve(options_, local_experts(), rows, layout_.wire.row_bytes());
-      sums_ = Array<bf16>(rows * static_cast<std::size_t>(options_.hidden) + 1);
+      sums_.grow(rows * static_cast<std::size_t>(options_.hidden) + 1);
     } else {
-      places_ = Array<std::int32_t>(rows * k + 1);
-      rows_ = Array<std::byte>(rows * layout_.wire.row_bytes() + 1);
+      places_.grow(rows * k + 1);
+      rows_.grow(rows * layout_.wire.row_bytes() + 1);
     }
   }
 

@@ -79,8 +79,10 @@ HEDDLE_PROTOCOL bool gather_all_reduce(W& w, const GatherLayout& layout, std::si
   const auto stride = static_cast<std::size_t>(w.count());
   for (auto row = static_cast<std::size_t>(w.index()); row < rows; row += stride) {
     auto* own = heap.mine<std::byte>(layout.own_record(row));
-    w.complete(w.copy_bytes(own, zeros, layout.record_bytes()));
-    if (row < first || row >= first + static_cast<std::size_t>(input.tokens)) continue;
+    const bool mine = row >= first && row < first + static_cast<std::size_t>(input.tokens);
+    const std::size_t written = mine ? layout.wire.row_bytes() : 0;  // a record of its own is written whole but for its padding
+    w.complete(w.copy_bytes(own + written, zeros, layout.record_bytes() - written));
+    if (!mine) continue;
     gather_write_record(w, layout, input, static_cast<int>(row - first), heap.rank, heap.rank + 1, [&](int) { return own; });
   }
   w.complete_all();
@@ -91,9 +93,16 @@ HEDDLE_PROTOCOL bool gather_all_reduce(W& w, const GatherLayout& layout, std::si
   const LiveShare share = live_share(w);
   for (std::size_t row = share.position; row < rows; row += share.count) {
     if ((row / share.count) % stride != static_cast<std::size_t>(w.index())) continue;
-    w.complete(w.copy_bytes(sum, zeros, layout.record_bytes()));
+    bool begun = false;
     for (int s = 0; s < heap.ranks; ++s) {
-      if (w.live(s)) w.add_words(sum, heap.at<std::byte>(s, layout.own_record(row)), layout.record_bytes());
+      if (!w.live(s)) continue;
+      const auto* part = heap.at<std::byte>(s, layout.own_record(row));
+      if (begun) {
+        w.add_words(sum, part, layout.record_bytes());
+      } else {
+        w.complete(w.copy_bytes(sum, part, layout.record_bytes()));
+      }
+      begun = true;
     }
     for (int d = 0; d < heap.ranks; ++d) {
       if (!w.live(d)) continue;

@@ -105,13 +105,13 @@ class NormalExchange final : public HostExchange {
 
   void reserve(std::size_t received, std::size_t returned) {
     const auto k = static_cast<std::size_t>(options_.topk);
-    rows_ = Array<std::byte>(received * layout_.wire.row_bytes() + 1);
-    local_ids_ = Array<std::int32_t>(received * k + 1);
-    weights_ = Array<float>(received * k + 1);
-    returned_ = Array<std::byte>(returned * layout_.returned.row_bytes() + 1);
+    rows_.grow(received * layout_.wire.row_bytes() + 1);
+    local_ids_.grow(received * k + 1);
+    weights_.grow(received * k + 1);
+    returned_.grow(returned * layout_.returned.row_bytes() + 1);
     if (!by_expert()) return;
     expanded_.reserve(options_, local_experts(), received, layout_.wire.row_bytes());
-    sums_ = Array<bf16>(received * static_cast<std::size_t>(options_.hidden) + 1);
+    sums_.grow(received * static_cast<std::size_t>(options_.hidden) + 1);
   }
 
   NormalLayout layout_;
