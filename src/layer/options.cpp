@@ -9,20 +9,6 @@ namespace heddle {
 
 namespace {
 
-ArrivedLayout layout_of(const LayerOptions& options) {
-  switch (options.runner) {
-    case RunnerKind::automatic:
-      return default_layout(options.way);
-    case RunnerKind::contiguous:
-      return ArrivedLayout::contiguous;
-    case RunnerKind::masked:
-      return ArrivedLayout::masked;
-    case RunnerKind::routed:
-      return ArrivedLayout::routed;
-  }
-  return default_layout(options.way);
-}
-
 void check_shared(const LayerWeights& weights, const LayerOptions& options) {
   if (!weights.shared || options.shared == SharedMode::alone) return;
   if (weights.shared->intermediate != weights.shape.intermediate) {
@@ -67,7 +53,7 @@ ExchangeOptions exchange_options(const LayerWeights& weights, const LayerOptions
   exchange.wire = options.wire.value_or(activation_of(weights.kind, options) == Activation::fp8 ? Wire::fp8 : Wire::bf16);
   exchange.combine_wire = options.combine_wire;
   exchange.quantisation = options.quantisation;
-  exchange.arrived = layout_of(options);
+  exchange.arrived = layout_of(options.way, options.runner);
   exchange.weight_at = options.weight_at;
   exchange.reduce = options.reduce;
   exchange.cpu_sync = options.cpu_sync;

@@ -46,11 +46,7 @@ std::vector<LayerOptions> wanted_ways(const VerifyArguments& arguments, const In
     LayerOptions options = inputs.options;
     options.way = way;
     options.reduce = reduce;
-    const RunnerKind runner = inputs.options.runner;
-    if (runner != RunnerKind::automatic) {
-      const ArrivedLayout layout = runner == RunnerKind::contiguous ? ArrivedLayout::contiguous : (runner == RunnerKind::masked ? ArrivedLayout::masked : ArrivedLayout::routed);
-      if (arguments.ways.empty() && !allows_layout(way, layout)) return;
-    }
+    if (!allows_layout(way, layout_of(way, options.runner))) return;
     wanted.push_back(options);
   };
   if (arguments.ways.empty()) {
@@ -62,10 +58,8 @@ std::vector<LayerOptions> wanted_ways(const VerifyArguments& arguments, const In
     return wanted;
   }
   for (const std::string& typed : arguments.ways) {
-    const WayChoice choice = choose_way(typed, arguments.layer, inputs);
-    add(choice.way, choice.way == Way::elastic ? inputs.options.reduce : Reduce::rank);
-    if (choice.wire && arguments.layer.wire.empty()) wanted.back().wire = choice.wire;
-    if (choice.combine_wire) wanted.back().combine_wire = *choice.combine_wire;
+    wanted.push_back(options_of_way(typed, arguments.layer, inputs));
+    if (wanted.back().way != Way::elastic) wanted.back().reduce = Reduce::rank;
   }
   return wanted;
 }
