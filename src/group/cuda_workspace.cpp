@@ -86,6 +86,7 @@ void DeviceWorkspace::reset(const std::vector<bool>& live) {
   }
   impl_->live = live;
   for (std::size_t rank = 0; rank < live.size(); ++rank) impl_->settings.live[rank] = live[rank] ? 1 : 0;
+  impl_->settings.all_live = std::find(live.begin(), live.end(), false) == live.end() ? 1 : 0;
   Word epoch = 0;
   std::vector<HeapHeader> headers(live.size());
   for (int rank = 0; rank < ranks(); ++rank) {
