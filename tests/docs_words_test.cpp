@@ -1,10 +1,11 @@
 // The protocol pages against the code: every word has its row, every function of a layout that places a
-// word is named with the slot it computes, every source that is named exists, and the sizes that the docs
-// print are the code's.
+// word is named with the slot it computes, and the sizes that the docs print are the code's. In all pages
+// sources that are named exist and links lead somewhere.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstddef>
 #include <filesystem>
 #include <fstream>
@@ -46,8 +47,10 @@ std::vector<std::string> lines_of(const std::string& text) {
 }
 
 std::vector<fs::path> pages() {
-  std::vector<fs::path> files{"docs/ways.md"};
-  for (const auto& entry : fs::directory_iterator(root / "docs/protocols")) files.push_back(fs::relative(entry.path(), root));
+  std::vector<fs::path> files{"README.md", "CHANGELOG.md", "CONTRIBUTING.md"};
+  for (const auto& entry : fs::recursive_directory_iterator(root / "docs")) {
+    if (entry.path().extension() == ".md") files.push_back(fs::relative(entry.path(), root));
+  }
   return files;
 }
 
@@ -175,8 +178,33 @@ TEST(DocsWords, SourcesAndPagesThatAreNamedExist) {
     for (const std::string& file : found_in(text, "`((?:src|include|tests)/[\\w/]+\\.[chpu]+)`")) {
       EXPECT_TRUE(fs::exists(root / file)) << page << " names " << file;
     }
-    for (const std::string& link : found_in(text, "\\]\\(([\\w./]+\\.md)[#)]")) {
+    for (const std::string& link : found_in(text, "\\]\\(([\\w./]+)[#)]")) {
       EXPECT_TRUE(fs::exists(root / page.parent_path() / link)) << page << " links to " << link;
+    }
+  }
+}
+
+/// A heading as a link names it: lower case, spaces as hyphens, punctuation left out.
+std::string anchor_of(const std::string& heading) {
+  std::string anchor;
+  for (const char c : heading) {
+    if (std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-') {
+      anchor += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    } else if (c == ' ') {
+      anchor += '-';
+    }
+  }
+  return anchor;
+}
+
+TEST(DocsWords, LinksIntoAPageMeetAHeading) {
+  for (const fs::path& page : pages()) {
+    for (const std::string& link : found_in(text_of(page), "\\]\\(([\\w./]*#[\\w-]+)\\)")) {
+      const std::string file = link.substr(0, link.find('#'));
+      const fs::path target = file.empty() ? page : page.parent_path() / file;
+      std::vector<std::string> anchors;
+      for (const std::string& heading : found_in(text_of(target), "\n#+ ([^\n]+)")) anchors.push_back(anchor_of(heading));
+      EXPECT_NE(std::find(anchors.begin(), anchors.end(), link.substr(link.find('#') + 1)), anchors.end()) << page << " links to " << link;
     }
   }
 }
