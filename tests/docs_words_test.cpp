@@ -204,7 +204,8 @@ TEST(DocsWords, LinksIntoAPageMeetAHeading) {
       const fs::path target = file.empty() ? page : page.parent_path() / file;
       std::vector<std::string> anchors;
       for (const std::string& heading : found_in(text_of(target), "\n#+ ([^\n]+)")) anchors.push_back(anchor_of(heading));
-      EXPECT_NE(std::find(anchors.begin(), anchors.end(), link.substr(link.find('#') + 1)), anchors.end()) << page << " links to " << link;
+      EXPECT_NE(std::find(anchors.begin(), anchors.end(), link.substr(link.find('#') + 1)), anchors.end())
+          << page << " links to " << link;
     }
   }
 }
