@@ -175,7 +175,7 @@ TEST(DocsWords, WordAreaIsAsLargeAsThePagesSay) {
 TEST(DocsWords, SourcesAndPagesThatAreNamedExist) {
   for (const fs::path& page : pages()) {
     const std::string text = text_of(page);
-    for (const std::string& file : found_in(text, "`((?:src|include|tests)/[\\w/]+\\.[chpu]+)`")) {
+    for (const std::string& file : found_in(text, "`((?:src|include|tests|tools)/[\\w/]+\\.[chpu]+)`")) {
       EXPECT_TRUE(fs::exists(root / file)) << page << " names " << file;
     }
     for (const std::string& link : found_in(text, "\\]\\(([\\w./]+)[#)]")) {
