@@ -11,7 +11,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -167,9 +166,5 @@ class Exchange {
 /// any order, a round trip at a time. Memory for rows is made here, except by ways whose host waits for exact sizes
 /// (normal, elastic with cpu_sync). Throws InputError.
 std::unique_ptr<Exchange> create_exchange(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory);
-
-/// Tests only: called by every worker of the exchanges that this thread creates afterwards, on the worker's own
-/// thread, before every verb that copies, counts, sums, publishes, looks or waits. An empty one: no longer.
-void set_verb_hook(std::function<void()> hook);
 
 }  // namespace heddle
