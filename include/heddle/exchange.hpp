@@ -124,7 +124,7 @@ struct CombineOutput {
   const float* shared_factors = nullptr;  ///< [tokens]: `shared` is multiplied by it in f32 (a gated shared expert); null: 1
   // Tensor-parallel attention: this rank's tokens are rows [first, first + tokens) of a batch of
   // `all_tokens` that every rank wants. With GatherMode::tensor_parallel `out` is ignored.
-  bf16* all_out = nullptr;           ///< [all_tokens, H] or null
+  bf16* all_out = nullptr;           ///< [all_tokens, H], or null on all ranks alike
   int first = 0;
   int all_tokens = 0;
 };
