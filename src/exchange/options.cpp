@@ -87,7 +87,10 @@ void check_options(const ExchangeOptions& options) {
   }
   if (!options.extra_payloads.empty()) {
     if (options.way != Way::one_sided) refuse(fmt::format("extra payloads travel with one_sided only, not with {}", name(options.way)));
-    if (options.extra_payloads.size() > 3) refuse(fmt::format("{} extra payloads; one_sided takes three beside row, ids and weights", options.extra_payloads.size()));
+    if (options.extra_payloads.size() > OneSidedLayout::max_extra_payloads) {
+      refuse(fmt::format("{} extra payloads; one_sided takes {} beside row, ids and weights", options.extra_payloads.size(),
+                         OneSidedLayout::max_extra_payloads));
+    }
     for (const std::size_t bytes : options.extra_payloads) {
       if (bytes == 0 || bytes % 16 != 0) refuse(fmt::format("an extra payload of {} bytes a row; multiples of 16 are possible", bytes));
     }

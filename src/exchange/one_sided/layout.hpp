@@ -8,8 +8,8 @@
 namespace heddle {
 
 struct OneSidedLayout {
-  /// The row itself, its routing, and up to four more payloads of the caller.
-  static constexpr int max_extra_payloads = 4;
+  /// Beside the row, its ids and its weights: six payloads in all.
+  static constexpr int max_extra_payloads = 3;
 
   ExchangeShape shape;
   RowFormat wire;
