@@ -56,8 +56,7 @@ TEST(Group, DifferentConfigurationsAreNamed) {
       Workspace workspace(group, 4096, mine);
       ADD_FAILURE() << "rank " << group.rank() << " saw no difference";
     } catch (const InputError& error) {
-      EXPECT_STREQ(error.what(),
-                   "ranks disagree: rank 2 was created with cap=128, rank 0 with cap=64; all ranks need the same");
+      EXPECT_STREQ(error.what(), "ranks disagree: rank 2 was created with cap=128, rank 0 with cap=64; all ranks need the same");
     }
     EXPECT_NO_THROW(Workspace(group, 4096, "cap=64\n"));
   });
@@ -231,9 +230,8 @@ TEST(ProcessGroup, MissingRankAndWrongSizeAreNamed) {
   }
   EXPECT_THROW(join_process_group("", 0, 1), InputError);
   EXPECT_THROW(join_process_group("x", 3, 2), InputError);
-  const auto statuses = run_processes(2, [&name](int rank) {
-    EXPECT_THROW(join_process_group(name, rank, rank == 0 ? 2 : 3, {milliseconds(2000)}), Error);
-  });
+  const auto statuses = run_processes(
+      2, [&name](int rank) { EXPECT_THROW(join_process_group(name, rank, rank == 0 ? 2 : 3, {milliseconds(2000)}), Error); });
   EXPECT_EQ(statuses, (std::vector<int>{0, 0}));
 }
 
