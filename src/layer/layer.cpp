@@ -248,6 +248,10 @@ LayerInput MoeLayer::Impl::own_part(const LayerInput& input, int begin, int end)
 }
 
 void MoeLayer::Impl::check_batch(const LayerInput& input, const Step& step, const bf16* out) const {
+  if (input.tokens > 0 && out == nullptr) {
+    workspace->refuse(static_cast<std::uint64_t>(input.tokens), 0);
+    throw InputError(fmt::format("rank {} has no memory for the outputs of its {} tokens", rank, input.tokens));
+  }
   if (!options.tensor_parallel) return;
   const int ranks = weights.placement.ranks();
   const int slice = (step.max_tokens + ranks - 1) / ranks;
@@ -256,11 +260,8 @@ void MoeLayer::Impl::check_batch(const LayerInput& input, const Step& step, cons
         "a batch of {} tokens is up to {} for each of {} ranks, the cap is {}; create the layer with a cap of at least {}",
         step.max_tokens, slice, ranks, options.cap, slice));
   }
-  if (input.tokens == step.max_tokens && (input.tokens == 0 || out != nullptr)) return;
+  if (input.tokens == step.max_tokens) return;
   workspace->refuse(static_cast<std::uint64_t>(step.max_tokens), static_cast<std::uint64_t>(input.tokens));
-  if (input.tokens == step.max_tokens) {
-    throw InputError(fmt::format("rank {} has no memory for the outputs of the batch's {} tokens", rank, input.tokens));
-  }
   throw InputError(
       fmt::format("rank {} brings {} tokens, the step says {}; under tensor-parallel attention every rank brings the whole batch",
                   rank, input.tokens, step.max_tokens));
