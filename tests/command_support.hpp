@@ -34,8 +34,9 @@ class Command : public ::testing::Test {
     }
   }
 
-  Ran run(const std::string& arguments) const {
-    std::FILE* pipe = ::popen((command_.string() + " " + arguments).c_str(), "r");
+  /// `before`: what the shell does first.
+  Ran run(const std::string& arguments, const std::string& before = "") const {
+    std::FILE* pipe = ::popen((before + command_.string() + " " + arguments).c_str(), "r");
     Ran ran;
     std::array<char, 4096> block{};
     for (std::size_t read = 0; (read = std::fread(block.data(), 1, block.size(), pipe)) > 0;) {
@@ -45,7 +46,9 @@ class Command : public ::testing::Test {
     ran.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
     return ran;
   }
-  Ran errors_of(const std::string& arguments) const { return run(arguments + " 2>&1 >/dev/null"); }
+  Ran errors_of(const std::string& arguments, const std::string& before = "") const {
+    return run(arguments + " 2>&1 >/dev/null", before);
+  }
 
   void expect_refused(const std::string& arguments, const std::string& part) const {
     const Ran ran = errors_of(arguments);

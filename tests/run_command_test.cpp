@@ -41,6 +41,16 @@ TEST_F(RunCommand, NumbersAndWordsAreReadWhole) {
   expect_refused(small("--ranks 2 --cap 2147483647"), "2147483647");
 }
 
+/// What a limit of the shell forbids is an error too, and nothing is left.
+TEST_F(RunCommand, LimitsOfTheShellEndInOneLine) {
+  const std::string layer = " --preset deepseek-v4-flash --hidden 64 --intermediate 64 --experts 4 --topk 2 --seed 1 --ranks 2";
+  const std::string out = folder_.string() + "/out.safetensors";
+  const Ran ran = errors_of("run" + layer + " --way gather --tokens 3000 --out " + out, "ulimit -f 8; ");
+  EXPECT_EQ(2, ran.status) << ran.text;
+  EXPECT_EQ(ran.text.size() - 1, ran.text.find('\n')) << ran.text;
+  EXPECT_TRUE(std::filesystem::is_empty(folder_));
+}
+
 TEST_F(RunCommand, NobodyHasTokens) {
   expect_passes(small("--ranks 3 --tokens 0"));
   expect_passes(small("--ranks 3 --tokens 0 --tensor-parallel --deadline-ms 5000"));
