@@ -51,6 +51,22 @@ TEST_F(RunCommand, LimitsOfTheShellEndInOneLine) {
   EXPECT_TRUE(std::filesystem::is_empty(folder_));
 }
 
+TEST_F(RunCommand, AKilledProcessIsNamedWithItsSignal) {
+  const std::string out = folder_.string() + "/out.safetensors";
+  const std::string slow =
+      "run --preset deepseek-v4-flash --hidden 512 --intermediate 512 --experts 8 --topk 4 --seed 1 --tokens 6000";
+  const std::string killer =
+      " & command=$!; children=/proc/$command/task/$command/children; first=; "
+      "while kill -0 $command && [ -z \"$first\" ]; do read first others < $children; done 2>/dev/null; kill -9 $first; wait "
+      "$command";
+  const Ran ran = run(slow + " --ranks 3 --processes --deadline-ms 2000 --way normal --out " + out + " 2>&1 >/dev/null" + killer);
+  EXPECT_EQ(3, ran.status) << ran.text;
+  EXPECT_EQ(0u, ran.text.find("heddle: ")) << ran.text;
+  EXPECT_EQ(ran.text.size() - 1, ran.text.find('\n')) << ran.text;
+  EXPECT_NE(std::string::npos, ran.text.find("signal 9")) << ran.text;
+  EXPECT_TRUE(std::filesystem::is_empty(folder_));
+}
+
 TEST_F(RunCommand, NobodyHasTokens) {
   expect_passes(small("--ranks 3 --tokens 0"));
   expect_passes(small("--ranks 3 --tokens 0 --tensor-parallel --deadline-ms 5000"));

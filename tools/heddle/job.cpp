@@ -134,7 +134,8 @@ void run_threads(const Job& job) {
 /// The processes of a job's ranks; those that are left at the end of this object's life are ended.
 class Children {
  public:
-  explicit Children(const Job& job) : job_(job), running_(static_cast<std::size_t>(job.inputs.ranks), 0) {}
+  explicit Children(const Job& job)
+      : job_(job), running_(static_cast<std::size_t>(job.inputs.ranks), 0), signals_(running_.size(), 0) {}
   ~Children() { end(); }
   Children(const Children&) = delete;
   Children& operator=(const Children&) = delete;
@@ -152,6 +153,15 @@ class Children {
     running_[static_cast<std::size_t>(rank)] = child;
   }
 
+  /// " (the process of rank 2 was ended by signal 9, Killed)" for the first that a signal ended, or nothing.
+  std::string killed() const {
+    for (std::size_t rank = 0; rank < signals_.size(); ++rank) {
+      const int signal = signals_[rank];
+      if (signal != 0) return fmt::format(" (the process of rank {} was ended by signal {}, {})", rank, signal, strsignal(signal));
+    }
+    return "";
+  }
+
   /// Once a rank has failed the others end by their deadlines. One that does not (it was stopped, say) is ended.
   void wait() {
     const auto patience = std::chrono::milliseconds(2 * static_cast<long long>(job_.inputs.deadline_ms) + 1000);
@@ -167,8 +177,11 @@ class Children {
  private:
   /// Is any still running?
   bool reap() {
-    for (pid_t& child : running_) {
-      if (child != 0 && waitpid(child, nullptr, WNOHANG) != 0) child = 0;
+    for (std::size_t rank = 0; rank < running_.size(); ++rank) {
+      int status = 0;
+      if (running_[rank] == 0 || waitpid(running_[rank], &status, WNOHANG) == 0) continue;
+      if (WIFSIGNALED(status)) signals_[rank] = WTERMSIG(status);
+      running_[rank] = 0;
     }
     return std::any_of(running_.begin(), running_.end(), [](pid_t child) { return child != 0; });
   }
@@ -192,9 +205,11 @@ class Children {
 
   const Job& job_;
   std::vector<pid_t> running_;  ///< a rank; 0: ended
+  std::vector<int> signals_;    ///< a rank: what ended its process; 0: its own exit, or end()
 };
 
-void run_processes(const Job& job) {
+/// Returns what should be said of killed processes.
+std::string run_processes(const Job& job) {
   const std::string name = fmt::format("run.{}", getpid());
   const GroupOptions options{std::chrono::milliseconds(job.inputs.deadline_ms)};
   Children children(job);
@@ -203,10 +218,11 @@ void run_processes(const Job& job) {
     children.start(rank, [&] { work(job, rank, [&] { return join_process_group(name, rank, job.inputs.ranks, options); }); });
   }
   children.wait();
+  return children.killed();
 }
 
 /// The outcome that explains a failed run: bad input first, then a rank's own fault, then any.
-void throw_failure(const Job& job) {
+void throw_failure(const Job& job, const std::string& killed) {
   const RankOutcome* chosen = nullptr;
   const auto weight = [](const RankOutcome& outcome) {
     switch (outcome.state) {
@@ -225,8 +241,8 @@ void throw_failure(const Job& job) {
   const auto rank = chosen - job.outcomes;
   switch (chosen->state) {
     case RankOutcome::State::bad_input: throw InputError(chosen->message);
-    case RankOutcome::State::silent: throw Error(ErrorKind::fault, fmt::format("the process of rank {} ended without a word", rank));
-    default: throw Error(ErrorKind::fault, chosen->message);
+    case RankOutcome::State::silent: throw Error(ErrorKind::fault, fmt::format("the process of rank {} ended without a word{}", rank, killed));
+    default: throw Error(ErrorKind::fault, chosen->message + killed);
   }
 }
 
@@ -263,8 +279,13 @@ JobResult run_job(const Inputs& inputs, const LayerOptions& options) {
   without_experts.placement = job.placement;
   without_experts.shared = inputs.source.shared;
   result.exchange = exchange_options(without_experts, options);
-  inputs.processes ? run_processes(job) : run_threads(job);
-  throw_failure(job);
+  std::string killed;
+  if (inputs.processes) {
+    killed = run_processes(job);
+  } else {
+    run_threads(job);
+  }
+  throw_failure(job, killed);
   result.output.assign(job.output, job.output + values);
   std::uint64_t sent = 0;
   for (std::size_t r = 0; r < ranks; ++r) {
