@@ -124,6 +124,7 @@ class DeviceWorker {
       });
     }
     value = word_value(__shfl_sync(all_lanes, seen, 0));
+    __syncwarp();  // what lane 0 acquired, all lanes may read
     return __shfl_sync(all_lanes, static_cast<int>(arrived), 0) != 0;
   }
   __device__ bool peek(const Word* word, std::uint32_t& value) {
@@ -131,6 +132,7 @@ class DeviceWorker {
     Word seen = 0;
     if (lane_ == 0) seen = ptx::load_acquire_system(word);
     seen = __shfl_sync(all_lanes, seen, 0);
+    __syncwarp();  // what lane 0 acquired, all lanes may read
     value = word_value(seen);
     return word_tag(seen) == epoch_;
   }
@@ -155,10 +157,11 @@ class DeviceWorker {
     if (threadIdx.x == 0) {
       bool open = true;
       if (gridDim.x > 1) {
-        const Word before = ptx::add_acquire_release_gpu(&header()->team, 1);
+        Word* arrivals = team_.team_counters + blockIdx.y;
+        const Word before = ptx::add_acquire_release_gpu(arrivals, 1);
         const Word ctas = gridDim.x;
         const Word target = (before / ctas + 1) * ctas;
-        open = spin(&header()->team, {WordKind::team, heap_.rank, -1}, target, [&](Word seen) { return seen >= target; });
+        open = spin(arrivals, {WordKind::team, heap_.rank, -1}, target, [&](Word seen) { return seen >= target; });
       } else {
         open = !aborted();
       }
