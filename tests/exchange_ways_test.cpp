@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <random>
 
 #include "exchange_support.hpp"
@@ -77,6 +78,17 @@ TEST(Ways, ManyRanks) {
       for (int r = 0; r < ranks; ++r) c.tokens.push_back(r % 4);
       c.seed = static_cast<std::uint64_t>(ranks);
       check(c);
+    }
+  }
+}
+
+TEST(Ways, CapBeyondRowNumbersIsRefused) {
+  for (const Way way : {Way::gather, Way::normal, Way::low_latency, Way::elastic, Way::one_sided}) {
+    ExchangeOptions options = options_for(way, 64, 8, 4, 3, 100000000);
+    EXPECT_NO_THROW(check_options(options)) << name(way);
+    for (const int cap : {300000000, std::numeric_limits<int>::max()}) {
+      options.cap = cap;
+      EXPECT_THROW(check_options(options), InputError) << name(way);
     }
   }
 }

@@ -1,64 +1,21 @@
 // `heddle plan` from outside: exit statuses, one-line errors, files written whole or not at all.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <array>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "command_support.hpp"
+
+namespace heddle {
 namespace {
 
 namespace fs = std::filesystem;
 
-struct Ran {
-  int status = -1;
-  std::string text;  ///< standard error, or output, as the redirection says
-};
-
-class PlanCommand : public ::testing::Test {
+class PlanCommand : public Command {
  protected:
-  void SetUp() override {
-    command_ = fs::read_symlink("/proc/self/exe").parent_path().parent_path() / "heddle";
-    if (!fs::exists(command_)) {
-      GTEST_SKIP() << command_ << " is not built";
-    }
-    std::string name = (fs::temp_directory_path() / "heddle-plan-XXXXXX").string();
-    ASSERT_NE(nullptr, ::mkdtemp(name.data()));
-    folder_ = name;
-  }
-  void TearDown() override {
-    if (!folder_.empty()) {
-      fs::remove_all(folder_);
-    }
-  }
-
-  Ran run(const std::string& arguments) const {
-    std::FILE* pipe = ::popen((command_.string() + " " + arguments).c_str(), "r");
-    Ran ran;
-    std::array<char, 4096> block{};
-    for (std::size_t read = 0; (read = std::fread(block.data(), 1, block.size(), pipe)) > 0;) {
-      ran.text.append(block.data(), read);
-    }
-    const int status = ::pclose(pipe);
-    ran.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-    return ran;
-  }
-  Ran errors_of(const std::string& arguments) const { return run(arguments + " 2>&1 >/dev/null"); }
-
-  void expect_refused(const std::string& arguments, const std::string& part) const {
-    const Ran ran = errors_of(arguments);
-    EXPECT_EQ(2, ran.status) << arguments;
-    EXPECT_EQ(0u, ran.text.find("heddle: ")) << ran.text;
-    EXPECT_EQ(ran.text.size() - 1, ran.text.find('\n')) << "one line: " << ran.text;
-    EXPECT_NE(std::string::npos, ran.text.find(part)) << ran.text;
-  }
-
-  fs::path command_, folder_;
   const std::string good_ = "plan --preset deepseek-v4-flash --ranks 8 --tokens 512 --cap 1024";
 };
 
@@ -134,3 +91,4 @@ TEST_F(PlanCommand, SaysWhenItsOutputIsLost) {
 }
 
 }  // namespace
+}  // namespace heddle

@@ -11,7 +11,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -125,7 +124,7 @@ struct CombineOutput {
   const float* shared_factors = nullptr;  ///< [tokens]: `shared` is multiplied by it in f32 (a gated shared expert); null: 1
   // Tensor-parallel attention: this rank's tokens are rows [first, first + tokens) of a batch of
   // `all_tokens` that every rank wants. With GatherMode::tensor_parallel `out` is ignored.
-  bf16* all_out = nullptr;           ///< [all_tokens, H] or null
+  bf16* all_out = nullptr;           ///< [all_tokens, H], or null on all ranks alike
   int first = 0;
   int all_tokens = 0;
 };
@@ -167,9 +166,5 @@ class Exchange {
 /// any order, a round trip at a time. Memory for rows is made here, except by ways whose host waits for exact sizes
 /// (normal, elastic with cpu_sync). Throws InputError.
 std::unique_ptr<Exchange> create_exchange(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory);
-
-/// Tests only: called by every worker of the exchanges that this thread creates afterwards, on the worker's own
-/// thread, before every verb that copies, counts, sums, publishes, looks or waits. An empty one: no longer.
-void set_verb_hook(std::function<void()> hook);
 
 }  // namespace heddle

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -48,19 +49,29 @@ void HostExchange::run(const Half& half) {
   start_team(workspace_.view());
   std::vector<char> done(workers_.size(), 0);
   std::vector<std::exception_ptr> errors(workers_.size());
-  const auto work = [&](std::size_t i) noexcept {
+  const auto attempt = [&](std::size_t i, const auto& task) noexcept {
     try {
-      workers_[i].start();
-      done[i] = half(workers_[i]) ? 1 : 0;
+      task();
     } catch (...) {
       errors[i] = std::current_exception();
       raise_abort(workspace_.view(), {{WordKind::failed, -1, -1}, rank(), 0, 0});  // nobody shall wait for this rank
     }
   };
+  const auto work = [&](std::size_t i) {
+    workers_[i].start();
+    done[i] = half(workers_[i]) ? 1 : 0;
+  };
   {
     std::vector<std::jthread> threads;
-    for (std::size_t i = 1; i < workers_.size(); ++i) threads.emplace_back(work, i);
-    work(0);
+    attempt(0, [&] {
+      try {
+        for (std::size_t i = 1; i < workers_.size(); ++i) threads.emplace_back([&, i] { attempt(i, [&] { work(i); }); });
+      } catch (const std::system_error& error) {
+        throw InputError(fmt::format("rank {} cannot start worker {} of {}: {}; take fewer workers, or allow more threads", rank(),
+                                     threads.size() + 1, workers_.size(), error.code().message()));
+      }
+      work(0);
+    });
   }
   for (const std::exception_ptr& error : errors) {
     if (error) std::rethrow_exception(error);

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "exchange/elastic/layout.hpp"
 #include "exchange/gather/layout.hpp"
@@ -67,6 +68,19 @@ Areas areas_of(const ExchangeMemory& memory, int ranks) {
   return place_areas(ranks, memory.max_local_experts, memory.dispatch, memory.combine, memory.outputs);
 }
 
+namespace {
+/// Rows that arrive, and pairs of a row and a choice or an expert, are numbered with 32 bits.
+void check_numbers(const ExchangeOptions& options) {
+  const long long local = options.placement.max_local_experts();
+  const long long rows_a_token = std::max<long long>(options.topk, options.arrived == ArrivedLayout::masked ? local : 1);
+  const long long padding = 128 * (local + 1);  // of the contiguous layout
+  const long long most = (std::numeric_limits<std::int32_t>::max() - padding) / (rows_a_token * options.placement.ranks());
+  if (options.cap <= most) return;
+  throw InputError(fmt::format("a cap of {} rows on {} ranks, up to {} rows each, is beyond row numbers of 32 bits; {} rows are possible",
+                               options.cap, options.placement.ranks(), rows_a_token, most));
+}
+}  // namespace
+
 void check_options(const ExchangeOptions& options) {
   const auto refuse = [](const std::string& text) { throw InputError(text); };
   if (options.way == Way::mega) refuse("mega is one fused kernel, not an exchange; choose gather, normal, low_latency, elastic or one_sided");
@@ -87,11 +101,15 @@ void check_options(const ExchangeOptions& options) {
   }
   if (!options.extra_payloads.empty()) {
     if (options.way != Way::one_sided) refuse(fmt::format("extra payloads travel with one_sided only, not with {}", name(options.way)));
-    if (options.extra_payloads.size() > 3) refuse(fmt::format("{} extra payloads; one_sided takes three beside row, ids and weights", options.extra_payloads.size()));
+    if (options.extra_payloads.size() > OneSidedLayout::max_extra_payloads) {
+      refuse(fmt::format("{} extra payloads; one_sided takes {} beside row, ids and weights", options.extra_payloads.size(),
+                         OneSidedLayout::max_extra_payloads));
+    }
     for (const std::size_t bytes : options.extra_payloads) {
       if (bytes == 0 || bytes % 16 != 0) refuse(fmt::format("an extra payload of {} bytes a row; multiples of 16 are possible", bytes));
     }
   }
+  check_numbers(options);
   check_row_format(wire_format(options));
   check_row_format(returned_format(options));
 }

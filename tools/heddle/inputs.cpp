@@ -182,6 +182,10 @@ void load_tokens(const LayerArguments& a, Inputs& inputs, const RouterOptions& r
     inputs.routing = routed_here(inputs, router, tokens);
     inputs.router_chose = true;
   }
+  if (a.topk && *a.topk != inputs.routing.topk) {
+    throw InputError(fmt::format("--topk says {}, but {} brings {} choices a token", *a.topk, a.trace.empty() ? a.batch : a.trace,
+                                 inputs.routing.topk));
+  }
   check_choices(inputs.routing.ids, inputs.routing.tokens, inputs.routing.topk, inputs.source.shape.experts);
   inputs.source.shape.topk = inputs.routing.topk;
 }

@@ -11,8 +11,10 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <type_traits>
 
@@ -111,11 +113,22 @@ void work(const Job& job, int rank, const std::function<std::unique_ptr<Group>()
 
 void run_threads(const Job& job) {
   auto groups = create_thread_group(job.inputs.ranks, {std::chrono::milliseconds(job.inputs.deadline_ms)});
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < job.inputs.ranks; ++rank) {
-    threads.emplace_back([&job, &groups, rank] { work(job, rank, [&] { return std::move(groups[static_cast<std::size_t>(rank)]); }); });
+  // No rank begins before all threads are there: it would wait for the missing ones until its deadline.
+  std::promise<bool> started;
+  const std::shared_future<bool> all_there = started.get_future().share();
+  std::vector<std::jthread> threads;
+  try {
+    for (int rank = 0; rank < job.inputs.ranks; ++rank) {
+      threads.emplace_back([&job, &groups, all_there, rank] {
+        if (all_there.get()) work(job, rank, [&] { return std::move(groups[static_cast<std::size_t>(rank)]); });
+      });
+    }
+  } catch (const std::system_error& error) {
+    started.set_value(false);
+    throw InputError(fmt::format("cannot start a thread for rank {} of {}: {}; take fewer ranks, or allow more threads (ulimit -u)",
+                                 threads.size(), job.inputs.ranks, error.code().message()));
   }
-  for (auto& thread : threads) thread.join();
+  started.set_value(true);
 }
 
 /// The processes of a job's ranks; those that are left at the end of this object's life are ended.

@@ -52,14 +52,16 @@ WayChoice choose_way(const std::string& typed, const LayerArguments& arguments, 
   if (typed == "ascend_fuseep" || typed == "ascend_tp") throw InputError(fmt::format("--way {} is for Ascend NPUs, which Heddle does not run on", typed));
   if (typed == "mori") return {Way::normal, Wire::nvfp4, Wire::fp8};
   if (typed == "auto") return {fastest(inputs), {}, {}};
+  const std::string& mode = arguments.deepep_mode;
+  if (mode != "normal" && mode != "low_latency" && mode != "auto") {
+    throw InputError(fmt::format("--deepep-mode does not know '{}'; it takes normal, low_latency, auto", mode));
+  }
   if (typed == "deepep") {
-    if (arguments.deepep_mode == "normal") return {Way::normal, {}, {}};
+    if (mode == "normal") return {Way::normal, {}, {}};
     // As the engine's auto mode: batches with prompt tokens go through normal, pure decode through low_latency; a
     // file does not say which it is, and the cap of low_latency's usual deployments is 128 rows.
     const int most = *std::max_element(inputs.tokens_per_rank.begin(), inputs.tokens_per_rank.end());
-    if (arguments.deepep_mode == "low_latency" || (arguments.deepep_mode == "auto" && most <= 128)) return {Way::low_latency, {}, {}};
-    if (arguments.deepep_mode == "auto") return {Way::normal, {}, {}};
-    throw InputError(fmt::format("--deepep-mode does not know '{}'; it takes normal, low_latency, auto", arguments.deepep_mode));
+    return {mode == "low_latency" || most <= 128 ? Way::low_latency : Way::normal, {}, {}};
   }
   const auto found = names.find(typed);
   if (found == names.end()) {

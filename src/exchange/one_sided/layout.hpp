@@ -8,7 +8,7 @@
 namespace heddle {
 
 struct OneSidedLayout {
-  /// The row itself, its routing, and up to three more payloads of the caller.
+  /// Beside the row, its ids and its weights: six payloads in all.
   static constexpr int max_extra_payloads = 3;
 
   ExchangeShape shape;
