@@ -1,8 +1,11 @@
 // The protocol pages against the code: every word has its row, every function of a layout that places a
-// word is named, every source that is named exists, and the sizes that the docs print are the code's.
+// word is named with the slot it computes, and the sizes that the docs print are the code's. In all pages
+// sources that are named exist and links lead somewhere.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cstddef>
 #include <filesystem>
 #include <fstream>
@@ -11,6 +14,12 @@
 #include <string>
 #include <vector>
 
+#include "exchange/all_gather.hpp"
+#include "exchange/elastic/layout.hpp"
+#include "exchange/gather/layout.hpp"
+#include "exchange/low_latency/layout.hpp"
+#include "exchange/normal/layout.hpp"
+#include "exchange/one_sided/layout.hpp"
 #include "heddle/exchange.hpp"
 #include "signal/fault.hpp"
 #include "signal/words.hpp"
@@ -38,8 +47,10 @@ std::vector<std::string> lines_of(const std::string& text) {
 }
 
 std::vector<fs::path> pages() {
-  std::vector<fs::path> files{"docs/ways.md"};
-  for (const auto& entry : fs::directory_iterator(root / "docs/protocols")) files.push_back(fs::relative(entry.path(), root));
+  std::vector<fs::path> files{"README.md", "CHANGELOG.md", "CONTRIBUTING.md"};
+  for (const auto& entry : fs::recursive_directory_iterator(root / "docs")) {
+    if (entry.path().extension() == ".md") files.push_back(fs::relative(entry.path(), root));
+  }
   return files;
 }
 
@@ -101,14 +112,100 @@ TEST(DocsWords, EveryFunctionThatPlacesAWordIsNamed) {
   }
 }
 
+/// A function of a layout as its page names it, with the slot that it computes: "`tail_word(s)`, slot 4R + s".
+template <class Offset>
+void expect_slot(const char* way, const char* function, const char* peer, Offset offset) {
+  ExchangeShape shape;
+  shape.ranks = 7;
+  const auto slot = [&](int number) { return (offset(shape, number) - Areas{}.words) / sizeof(Word); };
+  const std::size_t row = slot(0) / 7;
+  EXPECT_EQ(slot(0) % 7, 0u) << way << ": " << function;
+  EXPECT_EQ(slot(6), slot(0) + 6) << way << ": " << function;
+  const std::string base = row == 0 ? "" : row == 1 ? "R + " : fmt::format("{}R + ", row);
+  const std::string text = fmt::format("`{}({})`, slot {}{} ", function, peer, base, peer);
+  const std::string page = text_of(fmt::format("docs/protocols/{}.md", way));
+  EXPECT_NE(page.find(text), std::string::npos) << way << ".md does not say: " << text;
+}
+
+/// Binds a member function of a layout that takes a peer.
+template <class Layout>
+auto places(std::size_t (Layout::*function)(int) const) {
+  return [function](const ExchangeShape& shape, int peer) {
+    Layout layout;
+    layout.shape = shape;
+    return (layout.*function)(peer);
+  };
+}
+
+TEST(DocsWords, SlotsAreTheLayouts) {
+  expect_slot("gather", "count_word", "s", places(&GatherLayout::count_word));
+  expect_slot("gather", "arrived_word", "s", places(&GatherLayout::arrived_word));
+  expect_slot("gather", "reduced_word", "s", places(&GatherLayout::reduced_word));
+  expect_slot("gather", "partial_word", "w", places(&GatherLayout::partial_word));
+  expect_slot("normal", "count_word", "s", places(&NormalLayout::count_word));
+  expect_slot("normal", "tail_word", "s", places(&NormalLayout::tail_word));
+  expect_slot("normal", "head_word", "d", places(&NormalLayout::head_word));
+  expect_slot("normal", "return_tail_word", "w", places(&NormalLayout::return_tail_word));
+  expect_slot("normal", "return_head_word", "h", places(&NormalLayout::return_head_word));
+  expect_slot("low_latency", "returned_word", "w", places(&LowLatencyLayout::returned_word));
+  expect_slot("elastic", "count_word", "s", places(&ElasticLayout::count_word));
+  expect_slot("elastic", "returned_word", "w", places(&ElasticLayout::returned_word));
+  expect_slot("one_sided", "arrived_word", "s", places(&OneSidedLayout::arrived_word));
+  expect_slot("one_sided", "ready_word", "w", places(&OneSidedLayout::ready_word));
+  expect_slot("all_gather", "arrived_word", "s", places(&AllGatherLayout::arrived_word));
+
+  LowLatencyLayout layout;
+  layout.shape.ranks = 7;
+  for (const int e : {0, 1, 5}) {
+    EXPECT_EQ(layout.count_word(e, 4), layout.areas.words + sizeof(Word) * static_cast<std::size_t>((3 + e) * 7 + 4));
+  }
+  EXPECT_NE(text_of("docs/protocols/low_latency.md").find("`count_word(e, s)`, slot (3 + e) R + s,"), std::string::npos);
+}
+
+TEST(DocsWords, WordAreaIsAsLargeAsThePagesSay) {
+  EXPECT_TRUE(has_row(text_of("docs/protocols/README.md"), "| words | `pad128(8 R (3 + max(3, L)))` |"));
+  EXPECT_NE(text_of("docs/ways.md").find("`128 + pad128(8 R (3 + max(3, L)))`"), std::string::npos);
+  for (const int ranks : {1, 7, 32}) {
+    for (const int local : {0, 1, 3, 4, 48}) {
+      EXPECT_EQ(word_area_bytes(ranks, local), align_up(static_cast<std::size_t>(8 * ranks * (3 + std::max(3, local))), 128));
+    }
+  }
+}
+
 TEST(DocsWords, SourcesAndPagesThatAreNamedExist) {
   for (const fs::path& page : pages()) {
     const std::string text = text_of(page);
-    for (const std::string& file : found_in(text, "`((?:src|include|tests)/[\\w/]+\\.[chp]+)`")) {
+    for (const std::string& file : found_in(text, "`((?:src|include|tests|tools)/[\\w/]+\\.[chpu]+)`")) {
       EXPECT_TRUE(fs::exists(root / file)) << page << " names " << file;
     }
-    for (const std::string& link : found_in(text, "\\]\\(([\\w./]+\\.md)[#)]")) {
+    for (const std::string& link : found_in(text, "\\]\\(([\\w./]+)[#)]")) {
       EXPECT_TRUE(fs::exists(root / page.parent_path() / link)) << page << " links to " << link;
+    }
+  }
+}
+
+/// A heading as a link names it: lower case, spaces as hyphens, punctuation left out.
+std::string anchor_of(const std::string& heading) {
+  std::string anchor;
+  for (const char c : heading) {
+    if (std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-') {
+      anchor += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    } else if (c == ' ') {
+      anchor += '-';
+    }
+  }
+  return anchor;
+}
+
+TEST(DocsWords, LinksIntoAPageMeetAHeading) {
+  for (const fs::path& page : pages()) {
+    for (const std::string& link : found_in(text_of(page), "\\]\\(([\\w./]*#[\\w-]+)\\)")) {
+      const std::string file = link.substr(0, link.find('#'));
+      const fs::path target = file.empty() ? page : page.parent_path() / file;
+      std::vector<std::string> anchors;
+      for (const std::string& heading : found_in(text_of(target), "\n#+ ([^\n]+)")) anchors.push_back(anchor_of(heading));
+      EXPECT_NE(std::find(anchors.begin(), anchors.end(), link.substr(link.find('#') + 1)), anchors.end())
+          << page << " links to " << link;
     }
   }
 }

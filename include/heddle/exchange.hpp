@@ -50,7 +50,7 @@ struct ExchangeOptions {
   Wire wire = Wire::fp8;
   Wire combine_wire = Wire::bf16;
   Quantisation quantisation;   ///< of fp8 wires, both directions
-  ArrivedLayout arrived = ArrivedLayout::masked;  ///< what the runner wants; see default_layout and allowed_layouts
+  ArrivedLayout arrived = ArrivedLayout::masked;  ///< what the runner wants; see default_layout and allows_layout
   WeightAt weight_at = WeightAt::activation;
   Reduce reduce = Reduce::rank;     ///< elastic only
   bool cpu_sync = false;            ///< elastic only: the host waits for the count, outputs get their exact size
@@ -93,7 +93,8 @@ struct ExchangeInput {
   std::vector<const std::byte*> extra;  ///< one_sided: [tokens, bytes] for each extra payload
 };
 
-/// What arrived on this rank, valid until the next dispatch. Rows are in wire format.
+/// What arrived on this rank. Rows are in wire format. Valid until the next dispatch; rows and payloads of gather
+/// and one_sided, which lie in the heap, only until this rank's combine_send: others may then write there.
 struct Arrived {
   ArrivedLayout layout = ArrivedLayout::routed;
   Wire wire = Wire::bf16;
@@ -117,7 +118,7 @@ struct Arrived {
   std::vector<const std::byte*> extra;
 };
 
-/// Where combine leaves the outputs.
+/// Where combine leaves the outputs. Checked when combine_receive begins (InputError).
 struct CombineOutput {
   bf16* out = nullptr;               ///< [tokens, H] of this rank
   const bf16* shared = nullptr;      ///< [tokens, H] added last, before the only rounding (shared expert), or null
@@ -144,7 +145,7 @@ class Exchange {
   virtual ~Exchange() = default;
   virtual void dispatch_send(const ExchangeInput& input, const Step& step) = 0;
   virtual Arrived dispatch_receive() = 0;
-  /// Results: contiguous and masked [room, H], one a row; routed [room, H] sums of this rank's experts,
+  /// results: contiguous and masked [room, H], one a row; routed [room, H] sums of this rank's experts,
   /// or [room, topk, H] where slots_wanted.
   virtual void combine_send(const bf16* results) = 0;
   virtual void combine_receive(const CombineOutput& output) = 0;
@@ -162,11 +163,13 @@ class Exchange {
 };
 
 /// A way over a workspace of at least memory.heap_bytes(ranks), where `memory` includes this way's own
-/// needs and is the same for all ways that share the workspace. Nothing is allocated after this but by
-/// ways whose host waits for exact sizes (normal, elastic with cpu_sync).
+/// needs and is the same for all ways that share the workspace, on all ranks. Ways may follow each other there in
+/// any order, a round trip at a time. Memory for rows is made here, except by ways whose host waits for exact sizes
+/// (normal, elastic with cpu_sync). Throws InputError.
 std::unique_ptr<Exchange> create_exchange(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory);
 
-/// Tests only: called before every verb of every worker of the exchanges that this thread creates afterwards.
+/// Tests only: called by every worker of the exchanges that this thread creates afterwards, on the worker's own
+/// thread, before every verb that copies, counts, sums, publishes, looks or waits. An empty one: no longer.
 void set_verb_hook(std::function<void()> hook);
 
 }  // namespace heddle

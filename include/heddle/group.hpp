@@ -1,5 +1,5 @@
 // A group of ranks, the symmetric heap they share, and the workspace of one context.
-// On the host engine ranks are threads or processes on one memfd; the interface is the same for GPUs.
+// On the host engine ranks are threads or processes on one memfd. GPUs have a workspace of their own (device.hpp).
 #pragma once
 
 #include <chrono>
@@ -52,9 +52,9 @@ struct HeapMapping {
   std::shared_ptr<const void> keep;      ///< the mapping itself
 };
 
-/// One rank's membership of a group. Collective calls (all of barrier, exchange, create_heap, reset)
-/// are made by every live rank in the same order; each ends within the deadline or throws FaultError
-/// naming the rank that did not come.
+/// One rank's membership of a group. Collective calls (all of barrier, exchange, create_heap, release_heap, reset)
+/// are made by every live rank in the same order; each ends within the deadline (reset: see there) or throws
+/// FaultError naming the rank that did not come.
 class Group {
  public:
   virtual ~Group() = default;
@@ -72,7 +72,8 @@ class Group {
   virtual HeapMapping create_heap(std::size_t bytes) = 0;
   /// Gives a heap's pages back. Collective: no rank may use it any more.
   virtual void release_heap(const HeapMapping& heap) = 0;
-  /// Meets again after a fault, without the ranks that are not live (live[rank], all ranks alike).
+  /// Meets again after a fault, without the ranks that are not live (live[rank], all ranks alike). Waits up to
+  /// three deadlines for the others. A reset that failed may be called again, by all live ranks.
   virtual void reset(const std::vector<bool>& live) = 0;
   virtual const std::vector<bool>& live() const = 0;
 };
@@ -85,12 +86,12 @@ std::vector<std::unique_ptr<Group>> create_thread_group(int ranks, const GroupOp
 /// FaultError if the others do not come within the deadline, InputError if the name is taken.
 std::unique_ptr<Group> join_process_group(const std::string& name, int rank, int ranks, const GroupOptions& options = {});
 
-/// The heap of one context, shared by all layers that use it. Words, epochs and the abort word live
-/// in it. Created collectively; the configuration is compared across ranks first.
+/// The heap of one context, shared by all layers that use it, one call at a time. Words, epochs and the abort
+/// word live in it. Created collectively; the configuration is compared across ranks first.
 class Workspace {
  public:
   /// `configuration` lists what must agree, one "name=value" a line. Throws InputError on every rank,
-  /// naming the first value that differs, who has it and what rank 0 has.
+  /// naming the first value that differs, who has it and what the first live rank has.
   Workspace(Group& group, std::size_t bytes, const std::string& configuration);
 
   Group& group() const { return *group_; }
@@ -103,7 +104,8 @@ class Workspace {
   /// Tells every rank that this one refused its input, so that none waits for it. The numbers go into
   /// the others' FaultError.
   void refuse(std::uint64_t expected, std::uint64_t seen) const;
-  /// After a fault: meet (without the dead), zero this rank's words, raise the epoch, meet again.
+  /// After a fault, by every live rank: meet (without the dead), clear this rank's abort word and fault record, raise
+  /// the epoch beyond any call that was under way, meet again. Words of old epochs satisfy nobody and stay.
   void reset(const std::vector<bool>& live);
   void reset();
   /// Collective end: waits until nobody uses the heap and gives its pages back.

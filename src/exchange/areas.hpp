@@ -31,8 +31,8 @@ struct Areas {
 /// Rows of the word area, one word a peer in each. Every phase has rows of its own, the same for all ways.
 enum WordRow : int {
   all_gather_words = 0,
-  combine_words = 1,   ///< two rows
-  dispatch_words = 3,  ///< three rows, or one a local expert
+  combine_words = 1,   ///< two rows: normal's queues back have two ends
+  dispatch_words = 3,  ///< one a local expert (low_latency), and at least three
 };
 
 /// Offset of the word of `peer` in a row of the word area.

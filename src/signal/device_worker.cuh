@@ -31,6 +31,8 @@ class DeviceWorker {
     count_ = static_cast<int>(gridDim.x) * warps;
     staging_ = staging + static_cast<std::size_t>(warp) * staging_bytes;
     epoch_ = static_cast<std::uint32_t>(ptx::load_relaxed_system(&header()->epoch)) + 1;
+    longest_delay_ = team.settings->delay_nanoseconds;
+    all_live_ = team.settings->all_live != 0;
   }
 
   __device__ int index() const { return index_; }
@@ -38,7 +40,7 @@ class DeviceWorker {
   __device__ int lane() const { return lane_; }
   __device__ const HeapView& heap() const { return heap_; }
   __device__ std::uint32_t epoch() const { return epoch_; }
-  __device__ bool live(int rank) const { return team_.settings->live[rank] != 0; }
+  __device__ bool live(int rank) const { return all_live_ || team_.settings->live[rank] != 0; }
 
   __device__ bool begin() {
     verb();
@@ -122,6 +124,7 @@ class DeviceWorker {
       });
     }
     value = word_value(__shfl_sync(all_lanes, seen, 0));
+    __syncwarp();  // what lane 0 acquired, all lanes may read
     return __shfl_sync(all_lanes, static_cast<int>(arrived), 0) != 0;
   }
   __device__ bool peek(const Word* word, std::uint32_t& value) {
@@ -129,6 +132,7 @@ class DeviceWorker {
     Word seen = 0;
     if (lane_ == 0) seen = ptx::load_acquire_system(word);
     seen = __shfl_sync(all_lanes, seen, 0);
+    __syncwarp();  // what lane 0 acquired, all lanes may read
     value = word_value(seen);
     return word_tag(seen) == epoch_;
   }
@@ -153,10 +157,11 @@ class DeviceWorker {
     if (threadIdx.x == 0) {
       bool open = true;
       if (gridDim.x > 1) {
-        const Word before = ptx::add_acquire_release_gpu(&header()->team, 1);
+        Word* arrivals = team_.team_counters + blockIdx.y;
+        const Word before = ptx::add_acquire_release_gpu(arrivals, 1);
         const Word ctas = gridDim.x;
         const Word target = (before / ctas + 1) * ctas;
-        open = spin(&header()->team, {WordKind::team, heap_.rank, -1}, target, [&](Word seen) { return seen >= target; });
+        open = spin(arrivals, {WordKind::team, heap_.rank, -1}, target, [&](Word seen) { return seen >= target; });
       } else {
         open = !aborted();
       }
@@ -194,14 +199,24 @@ class DeviceWorker {
     __syncwarp();
   }
 
+  /// How many workers share the sum of a row, so that all of them have work when rows are few.
+  __device__ int row_parts(int rows, int hidden) const {
+    int parts = 1;
+    while (rows * parts * 2 <= count_ && hidden / (parts * 2) >= 8 * lanes_of_warp) parts *= 2;
+    return parts;
+  }
   template <class Terms>
-  __device__ void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last) {
+  __device__ void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last, int part = 0, int parts = 1) {
     verb();
     __syncwarp();
+    // Parts are multiples of eight values; the last one takes what is left.
+    const int share = format.row.hidden / parts / 8 * 8;
+    const int begin = part * share;
+    const int end = part + 1 == parts ? format.row.hidden : begin + share;
     switch (format.row.wire) {
-      case Wire::bf16: reduce<Wire::bf16>(out, n, terms, format, last); break;
-      case Wire::fp8: reduce<Wire::fp8>(out, n, terms, format, last); break;
-      case Wire::nvfp4: reduce<Wire::nvfp4>(out, n, terms, format, last); break;
+      case Wire::bf16: reduce<Wire::bf16>(out, n, terms, format, last, begin, end); break;
+      case Wire::fp8: reduce<Wire::fp8>(out, n, terms, format, last, begin, end); break;
+      case Wire::nvfp4: reduce<Wire::nvfp4>(out, n, terms, format, last, begin, end); break;
     }
   }
   __device__ void finish_epoch() {
@@ -231,10 +246,9 @@ class DeviceWorker {
 
   /// Tests inject delays here.
   __device__ void verb() {
-    const std::uint32_t longest = team_.settings->delay_nanoseconds;
-    if (longest == 0) return;
+    if (longest_delay_ == 0) return;
     delays_ = delays_ * 1664525u + 1013904223u + team_.settings->delay_seed + static_cast<std::uint32_t>(index_) * 2654435761u;
-    if ((delays_ >> 28) == 0) __nanosleep((delays_ >> 4) % longest);
+    if ((delays_ >> 28) == 0) __nanosleep((delays_ >> 4) % longest_delay_);
     __syncwarp();
   }
 
@@ -293,15 +307,29 @@ class DeviceWorker {
     for (std::size_t i = begin + static_cast<std::size_t>(lane_); i < format.row_bytes(); i += lanes_of_warp) to[i] = std::byte{0};
   }
 
+  static constexpr int passes_ahead = 8;  ///< of 128 values each: loads of a row that are in flight together
+
+  /// Calls quantise(at, four values, are they of the row) for every pass over the row, all lanes together.
+  template <class Quantise>
+  __device__ void for_passes(const bf16* from, int hidden, Quantise quantise) {
+    constexpr int pass = 4 * lanes_of_warp;
+    for (int base = 4 * lane_; base - 4 * lane_ < hidden; base += passes_ahead * pass) {
+      Four fours[passes_ahead];
+#pragma unroll
+      for (int j = 0; j < passes_ahead; ++j) fours[j] = base + j * pass < hidden ? load_four(from + base + j * pass) : Four{};
+#pragma unroll
+      for (int j = 0; j < passes_ahead; ++j) {
+        if (base - 4 * lane_ + j * pass < hidden) quantise(base + j * pass, fours[j], base + j * pass < hidden);
+      }
+    }
+  }
+
   /// Four values a lane, so a group of 128 is the warp and one of 32 eight lanes.
   __device__ void quantise_fp8(std::byte* to, const bf16* from, const RowFormat& format) {
     const int width = format.quantisation.group / 4;
     const ScaleFormat kind = format.quantisation.scale;
     std::byte* scales = to + format.scale_offset();
-    for (int base = 0; base < format.hidden; base += 4 * lanes_of_warp) {
-      const int at = base + 4 * lane_;
-      const bool here = at < format.hidden;
-      const Four four = here ? load_four(from + at) : Four{};
+    for_passes(from, format.hidden, [&](int at, const Four& four, bool here) {
       std::int32_t magnitude = 0;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -318,25 +346,22 @@ class DeviceWorker {
 #pragma unroll
         for (int j = 0; j < 4; ++j) codes |= static_cast<std::uint32_t>(fp8_code(four.value[j], scale)) << (8 * j);
       }
-      if (!here) continue;
+      if (!here) return;
       *reinterpret_cast<std::uint32_t*>(to + at) = codes;
-      if (lane_ % width != 0) continue;
+      if (lane_ % width != 0) return;
       const int group = at / format.quantisation.group;
       if (kind == ScaleFormat::ue8m0) {
         scales[group] = static_cast<std::byte>(fp8_scale_byte(scale));
       } else {
         reinterpret_cast<float*>(scales)[group] = scale;
       }
-    }
+    });
     pad_scales(to, format);
   }
 
   __device__ void quantise_nvfp4(std::byte* to, const bf16* from, const RowFormat& format) {
     std::byte* scales = to + format.scale_offset();
-    for (int base = 0; base < format.hidden; base += 4 * lanes_of_warp) {
-      const int at = base + 4 * lane_;
-      const bool here = at < format.hidden;
-      const Four four = here ? load_four(from + at) : Four{};
+    for_passes(from, format.hidden, [&](int at, const Four& four, bool here) {
       std::int32_t magnitude = 0;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -348,10 +373,10 @@ class DeviceWorker {
       std::uint32_t codes = 0;
 #pragma unroll
       for (int j = 0; j < 4; ++j) codes |= static_cast<std::uint32_t>(nvfp4_code(four.value[j], divisor)) << (4 * j);
-      if (!here) continue;
+      if (!here) return;
       *reinterpret_cast<std::uint16_t*>(to + at / 2) = static_cast<std::uint16_t>(codes);
       if (lane_ % 4 == 0) scales[at / RowFormat::nvfp4_group] = static_cast<std::byte>(scale);
-    }
+    });
     pad_scales(to, format);
   }
 
@@ -388,35 +413,50 @@ class DeviceWorker {
     return eight;
   }
 
+  /// Two chunks of eight columns a lane, and of each the rows of several terms, are in flight together.
   template <Wire wire, class Terms>
-  __device__ void reduce(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last) {
-    constexpr int ahead = 4;  // rows whose loads are in flight together
-    for (int at = 8 * lane_; at < format.row.hidden; at += 8 * lanes_of_warp) {
-      float sum[8] = {};
+  __device__ void reduce(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last, int begin, int end) {
+    constexpr int ahead = 4;
+    constexpr int chunks = 2;
+    constexpr int step = 8 * lanes_of_warp;
+    for (int at = begin + 8 * lane_; at < end; at += chunks * step) {
+      float sums[chunks][8] = {};
       for (int first = 0; first < n; first += ahead) {
         SumTerm some[ahead];
-        Eight values[ahead];
+        Eight values[chunks][ahead];
 #pragma unroll
         for (int j = 0; j < ahead; ++j) {
           some[j] = first + j < n ? terms(first + j) : SumTerm{};
-          if (some[j].row != nullptr) values[j] = load_eight<wire>(some[j].row, at, format.row);
+#pragma unroll
+          for (int c = 0; c < chunks; ++c) {
+            if (some[j].row != nullptr && at + c * step < end) values[c][j] = load_eight<wire>(some[j].row, at + c * step, format.row);
+          }
         }
 #pragma unroll
         for (int j = 0; j < ahead; ++j) {
           if (some[j].row == nullptr) continue;
 #pragma unroll
-          for (int i = 0; i < 8; ++i) {
-            sum[i] = format.weighted ? __fmaf_rn(some[j].weight, values[j].value[i], sum[i]) : sum[i] + values[j].value[i];
+          for (int c = 0; c < chunks; ++c) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+              sums[c][i] = format.weighted ? __fmaf_rn(some[j].weight, values[c][j].value[i], sums[c][i]) : sums[c][i] + values[c][j].value[i];
+            }
           }
         }
       }
-      if (last.row != nullptr) {
-        const Eight shared = load_eight<Wire::bf16>(reinterpret_cast<const std::byte*>(last.row), at, format.row);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) sum[i] = sum[i] + __fmul_rn(last.factor, shared.value[i]);
+      for (int c = 0; c < chunks; ++c) {
+        if (at + c * step < end) finish_chunk(out, at + c * step, sums[c], format, last);
       }
-      store_eight(out + at, sum);
     }
+  }
+  __device__ static void finish_chunk(bf16* out, int at, float* sum, const SumFormat& format, const LastTerm& last) {
+    if (last.row != nullptr) {
+      const Eight shared = load_eight<Wire::bf16>(reinterpret_cast<const std::byte*>(last.row), at, format.row);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum[i] = sum[i] + __fmul_rn(last.factor, shared.value[i]);
+    }
+    store_eight(out + at, sum);
   }
   __device__ static void store_eight(bf16* out, const float* values) {
     std::uint32_t pairs[4];
@@ -435,6 +475,8 @@ class DeviceWorker {
   int count_ = 1;
   std::uint32_t epoch_ = 0;
   std::uint32_t delays_ = 0;
+  std::uint32_t longest_delay_ = 0;
+  bool all_live_ = true;
   std::byte* staging_ = nullptr;
 };
 

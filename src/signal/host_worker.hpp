@@ -94,8 +94,9 @@ class HostWorker {
     }
     return number;
   }
+  int row_parts(int, int) const { return 1; }
   template <class Terms>
-  void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last) {
+  void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last, int = 0, int = 1) {
     verb();
     start_sum(format.row.hidden);
     for (int i = 0; i < n; ++i) {

@@ -72,7 +72,8 @@ struct LastTerm {
 //   w.team_barrier()           all workers of this rank; orders their writes
 //   w.lanes(n, f)              f(i) for i < n, each by one lane; w.once(f): f() by one lane; both seen by all lanes after
 //   w.enumerate(n, wanted, found)  numbers the indices i < n with wanted(i): found(i, number); returns how many
-//   w.reduce_rows(out, n, terms, format, last)  out = bf16(sum over i < n of terms(i), then last.factor * last.row)
+//   w.row_parts(rows, hidden)  into how many parts sums of rows are divided, so that all workers have some
+//   w.reduce_rows(out, n, terms, format, last, part, parts)  out = bf16(sum over i < n of terms(i), then last.factor * last.row)
 //   w.finish_epoch()           last verb of a round trip, by worker 0 after a team_barrier
 template <class W>
 concept Worker = requires(W& w, Word* word, const Word* seen, std::uint32_t& value, std::byte* row, const std::byte* source,

@@ -74,8 +74,9 @@ class ExplorerWorker {
     }
     return number;
   }
+  int row_parts(int, int) const { return 1; }
   template <class Terms>
-  void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last) {
+  void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last, int = 0, int = 1) {
     terms_.clear();
     for (int i = 0; i < n; ++i) terms_.push_back(terms(i));
     sum_terms(out, format, last);

@@ -153,7 +153,9 @@ HEDDLE_PROTOCOL bool elastic_collect(W& w, const ElasticLayout& layout, const Se
   if (!w.team_barrier()) return false;
   const auto hidden = static_cast<std::size_t>(layout.returned.hidden);
   const bool by_rank = layout.reduce == Reduce::rank;
-  for (int token = w.index(); token < input.tokens; token += w.count()) {
+  const int parts = w.row_parts(input.tokens, layout.returned.hidden);
+  for (int item = w.index(); item < input.tokens * parts; item += w.count()) {
+    const int token = item / parts;
     const auto of_rank = [&](int d) {
       const std::int32_t slot = scratch.slots[token * heap.ranks + d];
       return slot < 0 ? SumTerm{} : SumTerm{heap.mine<std::byte>(layout.summed_row(d, slot))};
@@ -166,7 +168,7 @@ HEDDLE_PROTOCOL bool elastic_collect(W& w, const ElasticLayout& layout, const Se
     };
     const auto term = [&](int i) { return by_rank ? of_rank(i) : of_choice(i); };
     w.reduce_rows(out + static_cast<std::size_t>(token) * hidden, by_rank ? heap.ranks : input.topk, term,
-                  SumFormat{layout.returned, weighted && !by_rank}, shared.of(static_cast<std::size_t>(token), hidden));
+                  SumFormat{layout.returned, weighted && !by_rank}, shared.of(static_cast<std::size_t>(token), hidden), item % parts, parts);
   }
   return w.team_barrier();
 }

@@ -89,6 +89,7 @@ class DeviceGather final : public DeviceWay<GatherCall> {
     parameters_.routing = {options.topk, at<std::int32_t>(local_ids_), at<float>(weights_)};
     parameters_.zeros = at<std::byte>(zeros);
     parameters_.sums = at<std::byte>(sums);
+    const cuda::DeviceScope scope(device());
     for (int rank = 0; rank < local_ranks(); ++rank) cuda::check(cudaMemset(at<std::byte>(zeros, rank), 0, layout.record_bytes()), "zeroing of a record");
   }
 

@@ -151,11 +151,14 @@ HEDDLE_PROTOCOL bool gather_pull(W& w, const GatherLayout& layout, std::size_t f
   const HeapView& heap = w.heap();
   if (!gather_hear_all(w, [&](int peer) { return layout.partial_word(peer); }, WordKind::gather_partial, nullptr)) return false;
   const auto hidden = static_cast<std::size_t>(layout.returned.hidden);
-  for (auto row = static_cast<std::size_t>(w.index()); row < rows; row += static_cast<std::size_t>(w.count())) {
+  const auto parts = static_cast<std::size_t>(w.row_parts(static_cast<int>(rows), layout.returned.hidden));
+  for (auto item = static_cast<std::size_t>(w.index()); item < rows * parts; item += static_cast<std::size_t>(w.count())) {
+    const std::size_t row = item / parts;
     const auto term = [&](int d) {
       return w.live(d) ? SumTerm{heap.at<std::byte>(d, layout.partial(first + row))} : SumTerm{};
     };
-    w.reduce_rows(out + row * hidden, heap.ranks, term, SumFormat{layout.returned, false}, shared.of(row, hidden));
+    w.reduce_rows(out + row * hidden, heap.ranks, term, SumFormat{layout.returned, false}, shared.of(row, hidden),
+                  static_cast<int>(item % parts), static_cast<int>(parts));
   }
   return w.team_barrier();
 }

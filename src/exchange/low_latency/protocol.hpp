@@ -130,7 +130,9 @@ HEDDLE_PROTOCOL bool low_latency_collect(W& w, const LowLatencyLayout& layout, c
   }
   if (!w.team_barrier()) return false;
   const auto hidden = static_cast<std::size_t>(layout.returned.hidden);
-  for (int token = w.index(); token < input.tokens; token += w.count()) {
+  const int parts = w.row_parts(input.tokens, layout.returned.hidden);
+  for (int item = w.index(); item < input.tokens * parts; item += w.count()) {
+    const int token = item / parts;
     const auto term = [&](int choice) {
       const int pair = token * input.topk + choice;
       const std::int32_t id = input.ids[pair];
@@ -138,7 +140,7 @@ HEDDLE_PROTOCOL bool low_latency_collect(W& w, const LowLatencyLayout& layout, c
       return SumTerm{heap.mine<std::byte>(layout.slot(static_cast<std::size_t>(pair))), input.weights[pair]};
     };
     w.reduce_rows(out + static_cast<std::size_t>(token) * hidden, input.topk, term, SumFormat{layout.returned, weighted},
-                  shared.of(static_cast<std::size_t>(token), hidden));
+                  shared.of(static_cast<std::size_t>(token), hidden), item % parts, parts);
   }
   return w.team_barrier();
 }

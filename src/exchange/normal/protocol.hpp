@@ -203,14 +203,16 @@ HEDDLE_PROTOCOL bool normal_collect(W& w, const NormalLayout& layout, const Send
   if (!w.begin()) return false;
   const int ranks = w.heap().ranks;
   const auto hidden = static_cast<std::size_t>(layout.returned.hidden);
-  for (int token = w.index(); token < input.tokens; token += w.count()) {
+  const int parts = w.row_parts(input.tokens, layout.returned.hidden);
+  for (int item = w.index(); item < input.tokens * parts; item += w.count()) {
+    const int token = item / parts;
     const auto term = [&](int d) {
       const std::int32_t slot = scratch.slots[token * ranks + d];
       if (slot < 0) return SumTerm{};
       return SumTerm{returned + static_cast<std::size_t>(returned_firsts[d] + slot) * layout.returned.row_bytes()};
     };
     w.reduce_rows(out + static_cast<std::size_t>(token) * hidden, ranks, term, SumFormat{layout.returned, false},
-                  shared.of(static_cast<std::size_t>(token), hidden));
+                  shared.of(static_cast<std::size_t>(token), hidden), item % parts, parts);
   }
   return w.team_barrier();
 }

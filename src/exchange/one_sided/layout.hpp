@@ -8,8 +8,8 @@
 namespace heddle {
 
 struct OneSidedLayout {
-  /// The row itself, its routing, and up to four more payloads of the caller.
-  static constexpr int max_extra_payloads = 4;
+  /// The row itself, its routing, and up to three more payloads of the caller.
+  static constexpr int max_extra_payloads = 3;
 
   ExchangeShape shape;
   RowFormat wire;

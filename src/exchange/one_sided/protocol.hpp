@@ -109,14 +109,16 @@ HEDDLE_PROTOCOL bool one_sided_pull(W& w, const OneSidedLayout& layout, int bloc
   }
   if (!w.team_barrier()) return false;
   const auto hidden = static_cast<std::size_t>(layout.returned.hidden);
-  for (int token = w.index(); token < input.tokens; token += w.count()) {
+  const int parts = w.row_parts(input.tokens, layout.returned.hidden);
+  for (int item = w.index(); item < input.tokens * parts; item += w.count()) {
+    const int token = item / parts;
     const auto term = [&](int d) {
       const std::int32_t slot = scratch.slots[token * heap.ranks + d];
       if (slot < 0) return SumTerm{};
       return SumTerm{heap.at<std::byte>(d, layout.result(OneSidedLayout::row_number(heap.rank, block_rows, slot)))};
     };
     w.reduce_rows(out + static_cast<std::size_t>(token) * hidden, heap.ranks, term, SumFormat{layout.returned, false},
-                  shared.of(static_cast<std::size_t>(token), hidden));
+                  shared.of(static_cast<std::size_t>(token), hidden), item % parts, parts);
   }
   return w.team_barrier();
 }
