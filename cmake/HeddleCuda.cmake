@@ -16,10 +16,20 @@ list(JOIN headers "\n" HEDDLE_SHARED_INCLUDES)
 configure_file(cmake/shared_headers.hpp.in cuda/shared_headers.hpp @ONLY)
 
 # Kernels lie beside the host code of their room; a file dropped there belongs to the library.
-file(GLOB HEDDLE_CUDA_SOURCES CONFIGURE_DEPENDS src/*/*.cu src/*/*/*.cu)
+file(GLOB HEDDLE_CUDA_SOURCES CONFIGURE_DEPENDS src/*/*.cu src/*/*/*.cu src/*/cuda_*.cpp)
 add_library(heddle_cuda OBJECT ${HEDDLE_CUDA_SOURCES})
 target_include_directories(heddle_cuda PRIVATE
   $<TARGET_PROPERTY:heddle,INTERFACE_INCLUDE_DIRECTORIES> ${PROJECT_SOURCE_DIR}/src ${PROJECT_BINARY_DIR}/cuda)
 # Constexpr library functions such as std::bit_cast serve both sides; products and sums are never contracted behind our back.
 target_compile_options(heddle_cuda PRIVATE
-  --expt-relaxed-constexpr -fmad=false --Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Wshadow,-ffp-contract=off)
+  $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -fmad=false --Werror=all-warnings
+  -Xcompiler=-Wall,-Wextra,-Wshadow,-ffp-contract=off>
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wpedantic -Werror -ffp-contract=off>)
+
+# The host side of the CUDA part: plain C++ against the runtime, which is linked statically; the driver is found at run time.
+find_package(CUDAToolkit REQUIRED)
+target_link_libraries(heddle_cuda PRIVATE CUDA::cudart_static fmt::fmt)
+
+if(HEDDLE_TESTS)
+  add_subdirectory(tests/gpu)
+endif()

@@ -1,10 +1,12 @@
 // The writer: all of a file or nothing of it.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
+#include <thread>
 
 #include "checkpoint/safetensors.hpp"
 #include "checkpoint_checks.hpp"
@@ -65,6 +67,33 @@ TEST(Write, RefusesWhatCannotBeWritten) {
   std::ofstream(folder.file("taken/inside")) << "x";
   expect_refusal([&] { write_tensors(folder.file("taken"), {}); }, {"taken", "renamed", "directory"});
   EXPECT_EQ(files_in(folder), 1u);
+}
+
+// The test's own pipe stands for devices too: a mistake here must not reach a device of the machine.
+TEST(Write, APipeIsWrittenAndStays) {
+  const TempFolder folder;
+  const std::string pipe = folder.file("pipe");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  std::string read;
+  std::thread reader([&] { read = read_text(pipe); });
+  const std::vector<OwnedTensor> tensors{make_tensor("a", "F32", {2}, std::vector<float>{1, 2})};
+  write_tensors(pipe, tensors);
+  reader.join();
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe));
+  EXPECT_EQ(files_in(folder), 1u);
+  write_tensors(folder.file("plain"), tensors);
+  EXPECT_EQ(read, read_text(folder.file("plain")));
+}
+
+TEST(Write, ALinkStaysAndItsTargetIsReplaced) {
+  const TempFolder folder;
+  std::filesystem::create_directory(folder.file("inside"));
+  write_tensors(folder.file("inside/target"), {});
+  std::filesystem::create_symlink("inside/target", folder.file("link"));
+  write_tensors(folder.file("link"), {make_tensor("a", "F32", {1}, std::vector<float>{1})});
+  EXPECT_TRUE(std::filesystem::is_symlink(folder.file("link")));
+  EXPECT_EQ(checkpoint::SafetensorsFile::open(folder.file("inside/target"))->tensors().size(), 1u);
+  EXPECT_EQ(files_in(folder), 2u);
 }
 
 /// Runs `attempt` in a child process, so that its limits end with it; true if it returned true.

@@ -140,16 +140,19 @@ int count_pairs(const Arrived& arrived, int topk) {
   return static_cast<int>(std::count_if(begin, begin + static_cast<std::ptrdiff_t>(arrived.room) * topk, [](std::int32_t id) { return id >= 0; }));
 }
 
-void ExpandedRows::reserve(const ExchangeOptions& options, int experts, std::size_t rows_arrived, std::size_t row_bytes) {
+std::size_t expanded_room(const ExchangeOptions& options, int experts, std::size_t rows_arrived) {
   const auto local = static_cast<std::size_t>(experts);
-  const auto pairs_a_row = std::min<std::size_t>(static_cast<std::size_t>(options.topk), local);
   if (options.arrived == ArrivedLayout::masked) {
     // A row comes at most once to an expert.
-    room = local * static_cast<std::size_t>(options.placement.ranks()) * static_cast<std::size_t>(options.cap);
-  } else {
-    room = rows_arrived * pairs_a_row + local * 127;
-    room = (room + 127) / 128 * 128;
+    return local * static_cast<std::size_t>(options.placement.ranks()) * static_cast<std::size_t>(options.cap);
   }
+  const auto pairs_a_row = std::min<std::size_t>(static_cast<std::size_t>(options.topk), local);
+  return align_up(rows_arrived * pairs_a_row + local * 127, 128);
+}
+
+void ExpandedRows::reserve(const ExchangeOptions& options, int experts, std::size_t rows_arrived, std::size_t row_bytes) {
+  const auto local = static_cast<std::size_t>(experts);
+  room = expanded_room(options, experts, rows_arrived);
   begins.grow(local + 1);
   counts.grow(local + 1);
   places.grow(rows_arrived * static_cast<std::size_t>(options.topk) + 1);

@@ -98,6 +98,9 @@ class HostExchange : public Exchange {
   int most_tokens_ = 0;
 };
 
+/// Most rows that `rows_arrived` rows can become when they are laid out by expert, runs padded.
+std::size_t expanded_room(const ExchangeOptions& options, int experts, std::size_t rows_arrived);
+
 /// Rows laid out by expert in this rank's ordinary memory, and the pair bookkeeping that goes with it.
 struct ExpandedRows {
   Array<std::int32_t> begins, counts, places;

@@ -1,12 +1,16 @@
 // The chain on the host engine: dispatch, rows for the runner, experts, shared expert, combine.
 #include "heddle/layer.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <utility>
 
 #include "layer/arrived_rows.hpp"
+#include "layer/options.hpp"
+#include "signal/fault.hpp"
 
 namespace heddle {
 
@@ -33,12 +37,13 @@ void add_traffic(PhaseReport& phase, const ExchangeTraffic& traffic) {
 }  // namespace
 
 struct MoeLayer::Impl {
-  Impl(Workspace& workspace, const ExchangeMemory& memory, LayerWeights given, const LayerOptions& layer_options)
-      : weights(std::move(given)),
+  Impl(Workspace& shared_workspace, const ExchangeMemory& memory, LayerWeights given, const LayerOptions& layer_options)
+      : workspace(&shared_workspace),
+        weights(std::move(given)),
         options(layer_options),
         exchange_settings(exchange_options(weights, options)),
-        exchange(create_exchange(workspace, exchange_settings, memory)),
-        rank(workspace.group().rank()),
+        exchange(create_exchange(shared_workspace, exchange_settings, memory)),
+        rank(shared_workspace.group().rank()),
         routed_count(static_cast<int>(weights.experts.size())),
         experts(make_experts()),
         rows(weights.shape.hidden, weights.shape.topk, routed_count, exchange_settings.wire, expert_options().activation,
@@ -54,7 +59,7 @@ struct MoeLayer::Impl {
 
   ExpertOptions expert_options() const {
     ExpertOptions result;
-    result.activation = options.activation.value_or(weights.kind == WeightKind::bf16 ? Activation::bf16 : Activation::fp8);
+    result.activation = activation_of(weights.kind, options);
     result.quantisation = options.quantisation;
     result.clamp = options.clamp;
     result.weight_at = options.weight_at;
@@ -82,10 +87,14 @@ struct MoeLayer::Impl {
   const bf16* run_routed(const Arrived& arrived, const LayerInput& own);
   const bf16* run_shared(const LayerInput& own);
   void gate_shared(const LayerInput& own);
+  LayerInput own_part(const LayerInput& input, int begin, int end) const;
+  void check_batch(const LayerInput& input, const Step& step) const;
+  void compute(const Arrived& arrived, const LayerInput& own, CombineOutput& output);
   void forward(const LayerInput& input, const Step& step, bf16* out);
   void note_experts(const Arrived& arrived, const ExpertReport& done);
   void note_expert_bytes(const Arrived& arrived);
 
+  Workspace* workspace;
   LayerWeights weights;
   LayerOptions options;
   ExchangeOptions exchange_settings;
@@ -166,7 +175,8 @@ const bf16* MoeLayer::Impl::run_routed(const Arrived& arrived, const LayerInput&
   if (rows_a_token == 1) return out + room * hidden();
   shared_results.resize(extra * hidden());  // slot 0 of each own row
   for (std::size_t i = 0; i < extra; ++i) {
-    std::copy_n(out + (room + i) * rows_a_token * hidden(), hidden(), shared_results.begin() + static_cast<std::ptrdiff_t>(i * hidden()));
+    std::copy_n(out + (room + i) * rows_a_token * hidden(), hidden(),
+                shared_results.begin() + static_cast<std::ptrdiff_t>(i * hidden()));
   }
   return shared_results.data();
 }
@@ -227,22 +237,54 @@ void MoeLayer::Impl::note_expert_bytes(const Arrived& arrived) {
   report.gemm2.local_bytes += report.rows_real * (middle + 2 * static_cast<std::uint64_t>(hidden()));
 }
 
+/// All of the input, or with any other way than gather under tensor-parallel attention this rank's slice of it.
+LayerInput MoeLayer::Impl::own_part(const LayerInput& input, int begin, int end) const {
+  LayerInput own = input;
+  own.tokens = end - begin;
+  if (input.hidden != nullptr) own.hidden += static_cast<std::size_t>(begin) * hidden();
+  if (input.ids != nullptr) own.ids += static_cast<std::ptrdiff_t>(begin) * weights.shape.topk;
+  if (input.weights != nullptr) own.weights += static_cast<std::ptrdiff_t>(begin) * weights.shape.topk;
+  return own;
+}
+
+void MoeLayer::Impl::check_batch(const LayerInput& input, const Step& step) const {
+  if (!options.tensor_parallel) return;
+  const int ranks = weights.placement.ranks();
+  const int slice = (step.max_tokens + ranks - 1) / ranks;
+  if (slice > options.cap) {
+    throw InputError(fmt::format(
+        "a batch of {} tokens is up to {} for each of {} ranks, the cap is {}; create the layer with a cap of at least {}",
+        step.max_tokens, slice, ranks, options.cap, slice));
+  }
+  if (input.tokens == step.max_tokens) return;
+  workspace->refuse(static_cast<std::uint64_t>(step.max_tokens), static_cast<std::uint64_t>(input.tokens));
+  throw InputError(
+      fmt::format("rank {} brings {} tokens, the step says {}; under tensor-parallel attention every rank brings the whole batch",
+                  rank, input.tokens, step.max_tokens));
+}
+
+/// The experts over what arrived and the shared expert over the own tokens; fills in what combine adds last.
+void MoeLayer::Impl::compute(const Arrived& arrived, const LayerInput& own, CombineOutput& output) {
+  output.shared = run_experts(arrived, own);
+  if (!weights.shared) return;
+  watch.lap();
+  if (!fused()) output.shared = run_shared(own);
+  if (!weights.shared->gate.empty()) {
+    gate_shared(own);
+    output.shared_factors = shared_factors.data();
+  }
+  report.shared_seconds = watch.lap();
+}
+
 void MoeLayer::Impl::forward(const LayerInput& input, const Step& step, bf16* out) {
   report = {};
   watch.lap();
-  const bool whole_batch = exchange_settings.gather == GatherMode::tensor_parallel;
+  check_batch(input, step);
+  const bool slice = options.tensor_parallel && exchange_settings.gather != GatherMode::tensor_parallel;
   const int ranks = weights.placement.ranks();
-  // Tensor-parallel attention with any other way: this rank's slice makes the round trip.
   const auto slice_begin = [&](int r) { return static_cast<int>(static_cast<long long>(input.tokens) * r / ranks); };
-  const bool slice = options.tensor_parallel && !whole_batch;
   const int first = slice ? slice_begin(rank) : 0;
-  LayerInput own = input;
-  if (slice) {
-    own.tokens = slice_begin(rank + 1) - first;
-    own.hidden += static_cast<std::size_t>(first) * hidden();
-    own.ids += static_cast<std::ptrdiff_t>(first) * weights.shape.topk;
-    own.weights += static_cast<std::ptrdiff_t>(first) * weights.shape.topk;
-  }
+  const LayerInput own = own_part(input, first, slice ? slice_begin(rank + 1) : input.tokens);
   const Step own_step{slice ? (step.max_tokens + ranks - 1) / ranks : step.max_tokens, step.phase};
   const Arrived arrived = exchange->dispatch({own.tokens, own.hidden, own.ids, own.weights, {}}, own_step);
   report.regroup.seconds = arrived.regroup_seconds;
@@ -252,17 +294,13 @@ void MoeLayer::Impl::forward(const LayerInput& input, const Step& step, bf16* ou
   report.rows_sent = dispatched.remote_rows + dispatched.local_rows;
 
   CombineOutput output;
-  output.shared = run_experts(arrived, own);
-  if (weights.shared) {
-    watch.lap();
-    if (!fused()) output.shared = run_shared(own);
-    if (!weights.shared->gate.empty()) {
-      gate_shared(own);
-      output.shared_factors = shared_factors.data();
-    }
-    report.shared_seconds = watch.lap();
+  try {
+    compute(arrived, own, output);
+    if (slice) slice_out.resize(static_cast<std::size_t>(own.tokens) * hidden());
+  } catch (...) {
+    raise_abort(workspace->view(), {{WordKind::failed, -1, -1}, rank, 0, 0});  // nobody shall wait for this rank's results
+    throw;
   }
-  if (slice) slice_out.resize(static_cast<std::size_t>(own.tokens) * hidden());
   output.out = slice ? slice_out.data() : out;
   output.all_out = options.tensor_parallel ? out : nullptr;
   output.first = first;

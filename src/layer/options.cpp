@@ -1,31 +1,20 @@
 // What a layer's options mean, and which of them fit together.
+#include "layer/options.hpp"
+
 #include <fmt/format.h>
 
-#include "heddle/layer.hpp"
+#include <algorithm>
 
 namespace heddle {
 
 namespace {
 
-Activation activation_of(const LayerWeights& weights, const LayerOptions& options) {
-  return options.activation.value_or(weights.kind == WeightKind::bf16 ? Activation::bf16 : Activation::fp8);
-}
-
-ArrivedLayout layout_of(const LayerOptions& options) {
-  switch (options.runner) {
-    case RunnerKind::automatic: return default_layout(options.way);
-    case RunnerKind::contiguous: return ArrivedLayout::contiguous;
-    case RunnerKind::masked: return ArrivedLayout::masked;
-    case RunnerKind::routed: return ArrivedLayout::routed;
-  }
-  return default_layout(options.way);
-}
-
 void check_shared(const LayerWeights& weights, const LayerOptions& options) {
   if (!weights.shared || options.shared == SharedMode::alone) return;
   if (weights.shared->intermediate != weights.shape.intermediate) {
-    throw InputError(fmt::format("a shared expert of intermediate size {} cannot be fused with routed experts of {}; compute it alone",
-                                 weights.shared->intermediate, weights.shape.intermediate));
+    throw InputError(
+        fmt::format("a shared expert of intermediate size {} cannot be fused with routed experts of {}; compute it alone",
+                    weights.shared->intermediate, weights.shape.intermediate));
   }
 }
 
@@ -61,10 +50,10 @@ ExchangeOptions exchange_options(const LayerWeights& weights, const LayerOptions
   exchange.topk = weights.shape.topk;
   exchange.cap = options.cap;
   exchange.placement = weights.placement;
-  exchange.wire = options.wire.value_or(activation_of(weights, options) == Activation::fp8 ? Wire::fp8 : Wire::bf16);
+  exchange.wire = options.wire.value_or(activation_of(weights.kind, options) == Activation::fp8 ? Wire::fp8 : Wire::bf16);
   exchange.combine_wire = options.combine_wire;
   exchange.quantisation = options.quantisation;
-  exchange.arrived = layout_of(options);
+  exchange.arrived = layout_of(options.way, options.runner);
   exchange.weight_at = options.weight_at;
   exchange.reduce = options.reduce;
   exchange.cpu_sync = options.cpu_sync;

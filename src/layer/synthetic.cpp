@@ -5,27 +5,21 @@
 #include <numbers>
 
 #include "formats/codes.hpp"
+#include "routing/random.hpp"
 
 namespace heddle {
 
 namespace {
 
-/// splitmix64: small, and the same on every machine.
-class Random {
- public:
-  Random(std::uint64_t seed, std::uint64_t stream) : state_(seed * 0x9E3779B97F4A7C15u + stream * 0xD1B54A32D192ED03u) {}
-  std::uint64_t next() {
-    std::uint64_t z = (state_ += 0x9E3779B97F4A7C15u);
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-  }
-  double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }
-  double normal() { return std::sqrt(-2.0 * std::log(1.0 - uniform())) * std::cos(2.0 * std::numbers::pi * uniform()); }
+/// A seed's own sequence for each thing that is drawn; neighbouring seeds and streams have nothing in common.
+Random random_of(std::uint64_t seed, std::uint64_t stream) { return Random(splitmix64(splitmix64(seed) + stream)); }
 
- private:
-  std::uint64_t state_;
-};
+double uniform(Random& random) { return static_cast<double>(random.next() >> 11) * 0x1p-53; }
+
+double normal(Random& random) {
+  const double radius = std::sqrt(-2.0 * std::log(1.0 - uniform(random)));
+  return radius * std::cos(2.0 * std::numbers::pi * uniform(random));
+}
 
 constexpr std::uint64_t shared_stream = 1u << 20;
 constexpr std::uint64_t router_stream = shared_stream + 1;
@@ -58,21 +52,24 @@ void draw_e4m3(Random& random, std::size_t count, std::vector<std::byte>& values
   for (auto& value : values) {
     // The sum of three uniform values is near enough to a normal one, and fast.
     const std::uint64_t bits = random.next();
-    const double sum = static_cast<double>(bits & 0xFFFF) + static_cast<double>(bits >> 16 & 0xFFFF) + static_cast<double>(bits >> 32 & 0xFFFF);
+    const double sum =
+        static_cast<double>(bits & 0xFFFF) + static_cast<double>(bits >> 16 & 0xFFFF) + static_cast<double>(bits >> 32 & 0xFFFF);
     value = static_cast<std::byte>(to_e4m3(static_cast<float>((sum / 65536.0 - 1.5) * 32.0)));
   }
 }
 
-void draw_matrix(Random& random, WeightKind kind, int rows, int cols, std::vector<std::byte>& values, std::vector<std::byte>& scales,
-                 WeightMatrix& out) {
+void draw_matrix(Random& random, WeightKind kind, int rows, int cols, std::vector<std::byte>& values,
+                 std::vector<std::byte>& scales, WeightMatrix& out) {
   const std::size_t count = static_cast<std::size_t>(rows) * static_cast<std::size_t>(cols);
-  const auto scale_byte = [&random](int exponent) { return static_cast<std::byte>(127 + exponent - 1 + static_cast<int>(random.next() % 3)); };
+  const auto scale_byte = [&random](int exponent) {
+    return static_cast<std::byte>(127 + exponent - 1 + static_cast<int>(random.next() % 3));
+  };
   switch (kind) {
     case WeightKind::bf16: {
       values.resize(count * sizeof(bf16));
       const double spread = 1.0 / std::sqrt(cols);
       for (std::size_t i = 0; i < count; ++i) {
-        const bf16 value = to_bf16(static_cast<float>(random.normal() * spread));
+        const bf16 value = to_bf16(static_cast<float>(normal(random) * spread));
         std::memcpy(values.data() + i * sizeof value, &value, sizeof value);
       }
       break;
@@ -80,7 +77,7 @@ void draw_matrix(Random& random, WeightKind kind, int rows, int cols, std::vecto
     case WeightKind::fp8_block:
       draw_e4m3(random, count, values);
       for (std::size_t i = 0; i < ceil_divide(rows, 128) * ceil_divide(cols, 128); ++i) {
-        put_float(scales, static_cast<float>((0.75 + 0.5 * random.uniform()) / (std::sqrt(cols) * 16.0)));
+        put_float(scales, static_cast<float>((0.75 + 0.5 * uniform(random)) / (std::sqrt(cols) * 16.0)));
       }
       break;
     case WeightKind::mxfp4:
@@ -93,7 +90,8 @@ void draw_matrix(Random& random, WeightKind kind, int rows, int cols, std::vecto
       break;
     case WeightKind::nvfp4:
       draw_e2m1(random, count, values);
-      for (std::size_t i = 0; i < count / 16; ++i) scales.push_back(static_cast<std::byte>(to_e4m3(static_cast<float>(1.0 + random.uniform()))));
+      for (std::size_t i = 0; i < count / 16; ++i)
+        scales.push_back(static_cast<std::byte>(to_e4m3(static_cast<float>(1.0 + uniform(random)))));
       out.tensor_scale = static_cast<float>(1.0 / (std::sqrt(cols) * 2.9 * 1.5));
       break;
   }
@@ -108,18 +106,19 @@ void draw_matrix(Random& random, WeightKind kind, int rows, int cols, std::vecto
 
 SyntheticLayer::SyntheticLayer(const SyntheticOptions& options) : options_(options) {
   if (options.shared_kind) shared_ = draw(shared_stream, *options.shared_kind, options.shared_intermediate);
-  Random random(options.seed, router_stream);
+  Random random = random_of(options.seed, router_stream);
   const auto experts = static_cast<std::size_t>(options.shape.experts);
   const double spread = 1.0 / std::sqrt(options.shape.hidden);
   for (std::size_t i = 0; i < experts * static_cast<std::size_t>(options.shape.hidden); ++i) {
-    router_weights_.push_back(to_float(to_bf16(static_cast<float>(random.normal() * spread))));
+    router_weights_.push_back(to_float(to_bf16(static_cast<float>(normal(random) * spread))));
   }
-  for (std::size_t e = 0; options.selection_bias && e < experts; ++e) router_bias_.push_back(static_cast<float>(random.normal() * 0.05));
+  for (std::size_t e = 0; options.selection_bias && e < experts; ++e)
+    router_bias_.push_back(static_cast<float>(normal(random) * 0.05));
 }
 
 std::unique_ptr<SyntheticLayer::Stored> SyntheticLayer::draw(std::uint64_t number, WeightKind kind, int intermediate) const {
   auto stored = std::make_unique<Stored>();
-  Random random(options_.seed, number);
+  Random random = random_of(options_.seed, number);
   const int hidden = options_.shape.hidden;
   draw_matrix(random, kind, intermediate, hidden, stored->values[0], stored->scales[0], stored->weights.gate);
   draw_matrix(random, kind, intermediate, hidden, stored->values[1], stored->scales[1], stored->weights.up);
@@ -147,13 +146,14 @@ LayerSource SyntheticLayer::source() {
 }
 
 std::vector<bf16> draw_hidden_states(int tokens, int hidden, HiddenStates kind, std::uint64_t seed) {
-  Random random(seed, hidden_stream);
+  Random random = random_of(seed, hidden_stream);
   std::vector<float> channels(static_cast<std::size_t>(hidden), 1.0f);
   if (kind == HiddenStates::heavy_tailed) {
     for (int i = 0; i < hidden / 128 + 1; ++i) channels[random.next() % channels.size()] = 20.0f;
   }
   std::vector<bf16> values(static_cast<std::size_t>(tokens) * channels.size());
-  for (std::size_t i = 0; i < values.size(); ++i) values[i] = to_bf16(static_cast<float>(random.normal()) * channels[i % channels.size()]);
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i] = to_bf16(static_cast<float>(normal(random)) * channels[i % channels.size()]);
   return values;
 }
 

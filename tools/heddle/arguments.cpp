@@ -58,7 +58,7 @@ void add_execution(CLI::App& command, LayerArguments& a) {
   command.add_option("--scale", a.scale, "ue8m0 or f32")->group(run)->capture_default_str();
   command.add_option("--weight-at", a.weight_at, "routing weight at the activation or the combine")->group(run)->capture_default_str();
   command.add_option("--wire", a.wire, "rows on their way out: bf16, fp8 or nvfp4 (default: what the runner takes)")->group(run);
-  command.add_option("--combine-wire", a.combine_wire, "rows on their way back: bf16, fp8 or nvfp4")->group(run)->capture_default_str();
+  command.add_option("--combine-wire", a.combine_wire, "rows on their way back: bf16, fp8 or nvfp4 (default: bf16)")->group(run);
   command.add_option("--reduce", a.reduce, "elastic: first sum at the expert's rank or at home")->group(run)->capture_default_str();
   command.add_flag("--cpu-sync", a.cpu_sync, "elastic: the host waits for the count")->group(run);
   command.add_option("--gather", a.gather, "gather: padded, uneven or zero_filled")->group(run)->capture_default_str();

@@ -3,8 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
-#include <numeric>
+#include <future>
+#include <optional>
+#include <thread>
 
 #include "heddle/plan.hpp"
 #include "words.hpp"
@@ -62,14 +65,20 @@ void take_router_flags(const LayerArguments& a, const Inputs& inputs, RouterOpti
   if (a.route_scale) router.scale = *a.route_scale;
 }
 
+/// The whole text as a number, or nothing.
+template <class Number>
+std::optional<Number> number_of(const std::string& text) {
+  Number value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
 std::optional<float> clamp_of(const std::string& typed, const std::optional<float>& given) {
   if (typed.empty()) return given;
   if (typed == "none") return std::nullopt;
-  float value = 0;
-  const auto [end, error] = std::from_chars(typed.data(), typed.data() + typed.size(), value);
-  if (error != std::errc() || end != typed.data() + typed.size() || !(value > 0)) {
-    throw InputError(fmt::format("--clamp takes a positive number or none, not '{}'", typed));
-  }
+  const auto value = number_of<float>(typed);
+  if (!value || !(*value > 0)) throw InputError(fmt::format("--clamp takes a positive number or none, not '{}'", typed));
   return value;
 }
 
@@ -80,7 +89,7 @@ LayerOptions options_of(const LayerArguments& a, const Inputs& inputs) {
   if (a.group != 128 && a.group != 32) throw InputError(fmt::format("--group takes 128 or 32, not {}", a.group));
   options.quantisation = {a.group, value_of(scales, "--scale", a.scale)};
   if (!a.wire.empty()) options.wire = value_of(wires, "--wire", a.wire);
-  options.combine_wire = value_of(wires, "--combine-wire", a.combine_wire);
+  if (!a.combine_wire.empty()) options.combine_wire = value_of(wires, "--combine-wire", a.combine_wire);
   options.weight_at = value_of(weight_places, "--weight-at", a.weight_at);
   options.reduce = value_of(reduces, "--reduce", a.reduce);
   options.cpu_sync = a.cpu_sync;
@@ -94,17 +103,17 @@ LayerOptions options_of(const LayerArguments& a, const Inputs& inputs) {
 
 Routing recorded(const LayerArguments& a, Inputs& inputs, int tokens) {
   const Recording recording = Recording::open(a.trace);
-  Routing routing = recording.take(a.trace_layer, a.trace_step, tokens);
   if (a.trace_expand < 1) throw InputError(fmt::format("--trace-expand {}: at least 1 is needed", a.trace_expand));
+  const long long experts_needed = static_cast<long long>(recording.least_experts()) * a.trace_expand;
+  if (experts_needed > inputs.source.shape.experts) {
+    throw InputError(fmt::format("{} names expert {}, the layer has {}; give a layer or preset with as many, or a smaller --trace-expand", a.trace,
+                                 experts_needed - 1, inputs.source.shape.experts));
+  }
+  Routing routing = recording.take(a.trace_layer, a.trace_step, tokens);
+  inputs.notes.push_back(fmt::format("routing recorded from {}, layer {}, step {}", a.trace, a.trace_layer, a.trace_step));
   if (a.trace_expand > 1) {
     routing = expand(routing, a.trace_expand);
-    inputs.notes.push_back(fmt::format("routing recorded from {}, layer {}, step {}, expanded {} times", a.trace, a.trace_layer, a.trace_step, a.trace_expand));
-  } else {
-    inputs.notes.push_back(fmt::format("routing recorded from {}, layer {}, step {}", a.trace, a.trace_layer, a.trace_step));
-  }
-  if (recording.least_experts() * a.trace_expand > inputs.source.shape.experts) {
-    throw InputError(fmt::format("{} names expert {}, the layer has {}; give a layer or preset with as many, or a smaller --trace-expand", a.trace,
-                                 recording.least_experts() * a.trace_expand - 1, inputs.source.shape.experts));
+    inputs.notes.back() += fmt::format(", expanded {} times", a.trace_expand);
   }
   return routing;
 }
@@ -115,10 +124,10 @@ Popularity popularity_of(const LayerArguments& a, const Inputs& inputs) {
   const std::string kind = a.routing.substr(0, colon);
   const std::string value = colon == std::string::npos ? "" : a.routing.substr(colon + 1);
   if (kind == "uniform" && value.empty()) return uniform_popularity(experts);
-  double number = 0;
-  const bool is_number = std::from_chars(value.data(), value.data() + value.size(), number).ec == std::errc();
-  if (kind == "zipf" && is_number) return zipf_popularity(experts, number, a.seed);
-  if (kind == "hot" && is_number) return hot_rank_popularity(Placement::contiguous(experts, inputs.ranks), static_cast<int>(number));
+  if (const auto exponent = number_of<double>(value); kind == "zipf" && exponent) return zipf_popularity(experts, *exponent, a.seed);
+  if (const auto rank = number_of<int>(value); kind == "hot" && rank) {
+    return hot_rank_popularity(Placement::contiguous(experts, inputs.ranks), *rank);
+  }
   if (kind == "counts" && !value.empty()) {
     const auto tables = read_expert_counts(value);
     for (const auto& table : tables) {
@@ -192,6 +201,19 @@ void split_tokens(const LayerArguments& a, Inputs& inputs) {
   }
 }
 
+/// Asks for every expert once: what is damaged in a file shows before ranks start (or they would wait for the one that found
+/// it), and the experts drawn from a seed are there for all ranks, also for processes.
+void load_experts(const LayerSource& source) {
+  std::atomic<int> next{0};
+  const auto load = [&] {
+    for (int expert = next++; expert < source.shape.experts; expert = next++) source.expert(expert);
+  };
+  std::vector<std::future<void>> helpers;  // their destructors wait
+  for (unsigned i = 1; i < std::thread::hardware_concurrency(); ++i) helpers.push_back(std::async(std::launch::async, load));
+  load();
+  for (auto& helper : helpers) helper.get();
+}
+
 }  // namespace
 
 Inputs load_inputs(const LayerArguments& a) {
@@ -215,6 +237,7 @@ Inputs load_inputs(const LayerArguments& a) {
   split_tokens(a, inputs);
   inputs.processes = a.processes;
   inputs.deadline_ms = a.deadline_ms;
+  load_experts(inputs.source);
   return inputs;
 }
 

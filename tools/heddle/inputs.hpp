@@ -26,7 +26,7 @@ struct LayerArguments {
   bool renormalise = false, no_renormalise = false;
   std::optional<float> route_scale;
   std::string engine = "host", runner = "auto", activation, scale = "ue8m0", weight_at = "activation", reduce = "rank", wire,
-              combine_wire = "bf16", gather = "padded", shared = "alone", deepep_mode = "normal";
+              combine_wire, gather = "padded", shared = "alone", deepep_mode = "normal";
   int group = 128, gpus = 0, workers = 1, deadline_ms = 30000;
   bool processes = false, cpu_sync = false, tensor_parallel = false, shared_mxfp4 = false;
 };
@@ -58,12 +58,8 @@ Inputs load_inputs(const LayerArguments& arguments);
 /// Writes layer.safetensors, batch.safetensors and config.json that give the same run again.
 void save_inputs(const Inputs& inputs, const std::string& folder);
 
-/// A way by our name or by the value of an engine's flag.
-struct WayChoice {
-  Way way = Way::low_latency;
-  std::optional<Wire> wire, combine_wire;  ///< what the name implies (mori's quantised wires)
-};
-/// `auto` is decided by the planner's time model (docs/ways.md). Throws InputError that lists the names.
-WayChoice choose_way(const std::string& name, const LayerArguments& arguments, const Inputs& inputs);
+/// The options of a way, by our name or by the value of an engine's flag, which may imply wires (mori's quantised ones) where
+/// none were typed. `auto` is decided by the planner's time model (docs/ways.md). Throws InputError that lists the names.
+LayerOptions options_of_way(const std::string& name, const LayerArguments& arguments, const Inputs& inputs);
 
 }  // namespace heddle::tool

@@ -1,7 +1,9 @@
 #include "job.hpp"
 
 #include <fmt/format.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,6 +12,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <type_traits>
 
@@ -115,25 +118,78 @@ void run_threads(const Job& job) {
   for (auto& thread : threads) thread.join();
 }
 
-void run_processes(const Job& job) {
-  const std::string name = fmt::format("run.{}", getpid());
-  const GroupOptions options{std::chrono::milliseconds(job.inputs.deadline_ms)};
-  std::vector<pid_t> children;
-  std::fflush(nullptr);
-  for (int rank = 0; rank < job.inputs.ranks; ++rank) {
+/// The processes of a job's ranks; those that are left at the end of this object's life are ended.
+class Children {
+ public:
+  explicit Children(const Job& job) : job_(job), running_(static_cast<std::size_t>(job.inputs.ranks), 0) {}
+  ~Children() { end(); }
+  Children(const Children&) = delete;
+  Children& operator=(const Children&) = delete;
+
+  template <class Body>
+  void start(int rank, Body body) {
+    const pid_t parent = getpid();
     const pid_t child = fork();
     if (child < 0) throw InputError(fmt::format("cannot start the process of rank {}: {}", rank, std::strerror(errno)));
     if (child == 0) {
-      work(job, rank, [&] { return join_process_group(name, rank, job.inputs.ranks, options); });
+      prctl(PR_SET_PDEATHSIG, SIGKILL);  // who is killed takes its ranks along
+      if (getppid() == parent) body();
       _exit(0);
     }
-    children.push_back(child);
+    running_[static_cast<std::size_t>(rank)] = child;
   }
-  for (const pid_t child : children) {
-    int status = 0;
-    while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+
+  /// Once a rank has failed the others end by their deadlines. One that does not (it was stopped, say) is ended.
+  void wait() {
+    const auto patience = std::chrono::milliseconds(2 * static_cast<long long>(job_.inputs.deadline_ms) + 1000);
+    std::optional<std::chrono::steady_clock::time_point> failed;
+    while (reap()) {
+      const auto now = std::chrono::steady_clock::now();
+      if (!failed && has_failed()) failed = now;
+      if (failed && now - *failed > patience) return end();
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
   }
+
+ private:
+  /// Is any still running?
+  bool reap() {
+    for (pid_t& child : running_) {
+      if (child != 0 && waitpid(child, nullptr, WNOHANG) != 0) child = 0;
+    }
+    return std::any_of(running_.begin(), running_.end(), [](pid_t child) { return child != 0; });
+  }
+
+  bool has_failed() const {
+    for (std::size_t rank = 0; rank < running_.size(); ++rank) {
+      if (running_[rank] == 0 && job_.outcomes[rank].state != RankOutcome::State::done) return true;
+    }
+    return false;
+  }
+
+  void end() {
+    for (pid_t& child : running_) {
+      if (child == 0) continue;
+      kill(child, SIGKILL);
+      while (waitpid(child, nullptr, 0) < 0 && errno == EINTR) {
+      }
+      child = 0;
+    }
+  }
+
+  const Job& job_;
+  std::vector<pid_t> running_;  ///< a rank; 0: ended
+};
+
+void run_processes(const Job& job) {
+  const std::string name = fmt::format("run.{}", getpid());
+  const GroupOptions options{std::chrono::milliseconds(job.inputs.deadline_ms)};
+  Children children(job);
+  std::fflush(nullptr);
+  for (int rank = 0; rank < job.inputs.ranks; ++rank) {
+    children.start(rank, [&] { work(job, rank, [&] { return join_process_group(name, rank, job.inputs.ranks, options); }); });
+  }
+  children.wait();
 }
 
 /// The outcome that explains a failed run: bad input first, then a rank's own fault, then any.

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <new>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -45,6 +47,10 @@ int run(CLI::App& app, int argc, char** argv, const int& status) {
     return report(ErrorKind::input, fmt::format("{}; known are {} (see heddle --help)", given, command_names(app)));
   } catch (const heddle::Error& error) {
     return report(error.kind(), error.what());
+  } catch (const std::bad_alloc&) {
+    return report(ErrorKind::input, "not enough memory for these sizes; take fewer tokens, ranks or experts, or a smaller --cap");
+  } catch (const std::length_error&) {
+    return report(ErrorKind::input, "these sizes are beyond any memory; take fewer tokens");
   } catch (const std::exception& error) {
     return report(std::ferror(stdout) != 0 ? ErrorKind::input : ErrorKind::fault, error.what());
   }

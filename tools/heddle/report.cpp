@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "heddle/version.hpp"
+#include "layer/options.hpp"
 #include "words.hpp"
 
 namespace heddle::tool {
@@ -35,7 +36,7 @@ std::string title_of(const LayerOptions& options) {
 
 Json configuration_of(const Inputs& inputs, const LayerOptions& options, const JobResult& result) {
   const LayerShape& shape = inputs.source.shape;
-  const Activation activation = options.activation.value_or(inputs.source.kind == WeightKind::bf16 ? Activation::bf16 : Activation::fp8);
+  const Activation activation = activation_of(inputs.source.kind, options);
   Json json{{"engine", "host"},
             {"processes", inputs.processes},
             {"ranks", inputs.ranks},

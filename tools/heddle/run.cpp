@@ -32,15 +32,11 @@ void run(const RunArguments& arguments) {
   if (arguments.out.empty()) throw InputError("give --out FILE for the outputs");
   if (arguments.way.empty()) throw InputError("give --way: gather, normal, low_latency, elastic, one_sided or auto");
   const Inputs inputs = load_inputs(arguments.layer);
-  LayerOptions options = inputs.options;
-  const WayChoice choice = choose_way(arguments.way, arguments.layer, inputs);
-  options.way = choice.way;
-  if (choice.wire && arguments.layer.wire.empty()) options.wire = choice.wire;
-  if (choice.combine_wire && options.combine_wire == Wire::bf16) options.combine_wire = *choice.combine_wire;
+  const LayerOptions options = options_of_way(arguments.way, arguments.layer, inputs);
   if (!arguments.layer.save_inputs.empty()) save_inputs(inputs, arguments.layer.save_inputs);
   const JobResult result = run_job(inputs, options);
-  write_output(inputs, result, arguments.out);
   if (!arguments.json.empty()) write_json(arguments.json, report_of(inputs, options, result));
+  write_output(inputs, result, arguments.out);  // last: it appears only if all else succeeded
   fmt::print("{}: {} tokens on {} ranks, {:.2f} copies a token, {:.3f} s\n", title_of(options), inputs.tokens(), inputs.ranks, result.copies,
              result.seconds);
   for (const std::string& note : inputs.notes) fmt::print("  {}\n", note);

@@ -10,6 +10,7 @@
 #include "inputs.hpp"
 #include "job.hpp"
 #include "json_file.hpp"
+#include "layer/options.hpp"
 #include "reference/reference.hpp"
 #include "report.hpp"
 #include "words.hpp"
@@ -36,10 +37,6 @@ bool is_slots(const LayerOptions& options) {
   return options.way == Way::low_latency || (options.way == Way::elastic && options.reduce == Reduce::home);
 }
 
-Activation activation_of(const Inputs& inputs, const LayerOptions& options) {
-  return options.activation.value_or(inputs.source.kind == WeightKind::bf16 ? Activation::bf16 : Activation::fp8);
-}
-
 /// Bounds of docs/numerics.md, "What must agree".
 double bound_of(Activation activation) { return activation == Activation::fp8 ? 6e-3 : 4e-3; }
 
@@ -49,11 +46,7 @@ std::vector<LayerOptions> wanted_ways(const VerifyArguments& arguments, const In
     LayerOptions options = inputs.options;
     options.way = way;
     options.reduce = reduce;
-    const RunnerKind runner = inputs.options.runner;
-    if (runner != RunnerKind::automatic) {
-      const ArrivedLayout layout = runner == RunnerKind::contiguous ? ArrivedLayout::contiguous : (runner == RunnerKind::masked ? ArrivedLayout::masked : ArrivedLayout::routed);
-      if (arguments.ways.empty() && !allows_layout(way, layout)) return;
-    }
+    if (!allows_layout(way, layout_of(way, options.runner))) return;
     wanted.push_back(options);
   };
   if (arguments.ways.empty()) {
@@ -65,10 +58,8 @@ std::vector<LayerOptions> wanted_ways(const VerifyArguments& arguments, const In
     return wanted;
   }
   for (const std::string& typed : arguments.ways) {
-    const WayChoice choice = choose_way(typed, arguments.layer, inputs);
-    add(choice.way, choice.way == Way::elastic ? inputs.options.reduce : Reduce::rank);
-    if (choice.wire && arguments.layer.wire.empty()) wanted.back().wire = choice.wire;
-    if (choice.combine_wire) wanted.back().combine_wire = *choice.combine_wire;
+    wanted.push_back(options_of_way(typed, arguments.layer, inputs));
+    if (wanted.back().way != Way::elastic) wanted.back().reduce = Reduce::rank;
   }
   return wanted;
 }
@@ -89,7 +80,7 @@ std::vector<bf16> reference_of(const Inputs& inputs, const LayerOptions& options
   input.shared = source.shared ? &*source.shared : nullptr;
   input.rank_of = placement.rank_map();
   ReferenceOptions reference;
-  reference.activation = activation_of(inputs, options);
+  reference.activation = activation_of(inputs.source.kind, options);
   reference.quantisation = options.quantisation;
   reference.clamp = options.clamp;
   reference.weight_at = options.weight_at;
@@ -160,7 +151,7 @@ void verify(const VerifyArguments& arguments, int& status) {
   int missed = 0;
   for (const LayerOptions& options : wanted) {
     Check check{options, run_job(inputs, options), {}, 0, false};
-    const double bound = bound_of(activation_of(inputs, options));
+    const double bound = bound_of(activation_of(inputs.source.kind, options));
     check.error = compare(check.result.output, references.of(options, check.result.exchange));
     check.family_bits = different_from_family(checks, check);
     check.passed = check.error.relative_error <= bound && check.family_bits == 0;
@@ -174,7 +165,7 @@ void verify(const VerifyArguments& arguments, int& status) {
     json.push_back(std::move(entry));
     checks.push_back(std::move(check));
   }
-  const double bound = bound_of(activation_of(inputs, wanted.front()));
+  const double bound = bound_of(activation_of(inputs.source.kind, wanted.front()));
   fmt::print("\nerror: relative to the float64 reference, at most {:.0e}; bits: against the first way that sums in the same order\n", bound);
   fmt::print("{} of {} ways passed\n", wanted.size() - static_cast<std::size_t>(missed), wanted.size());
   if (!arguments.json.empty()) write_json(arguments.json, {{"ways", json}, {"passed", missed == 0}});

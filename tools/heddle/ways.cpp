@@ -20,6 +20,12 @@ const std::map<std::string, Way> names{
 
 constexpr Way unfused[] = {Way::gather, Way::normal, Way::low_latency, Way::elastic, Way::one_sided};
 
+/// A way, and the wires that its name implies.
+struct WayChoice {
+  Way way = Way::low_latency;
+  std::optional<Wire> wire, combine_wire;
+};
+
 /// The planner's fastest way on an H200 for this shape and batch: the same on all ranks, since all see the same numbers.
 Way fastest(const Inputs& inputs) {
   PlanRequest request;
@@ -42,8 +48,6 @@ Way fastest(const Inputs& inputs) {
   return best;
 }
 
-}  // namespace
-
 WayChoice choose_way(const std::string& typed, const LayerArguments& arguments, const Inputs& inputs) {
   if (typed == "ascend_fuseep" || typed == "ascend_tp") throw InputError(fmt::format("--way {} is for Ascend NPUs, which Heddle does not run on", typed));
   if (typed == "mori") return {Way::normal, Wire::nvfp4, Wire::fp8};
@@ -64,6 +68,17 @@ WayChoice choose_way(const std::string& typed, const LayerArguments& arguments, 
   }
   if (found->second == Way::mega) throw InputError("--way mega: the fused kernel is not there yet; take gather, normal, low_latency, elastic or one_sided");
   return {found->second, {}, {}};
+}
+
+}  // namespace
+
+LayerOptions options_of_way(const std::string& typed, const LayerArguments& arguments, const Inputs& inputs) {
+  const WayChoice choice = choose_way(typed, arguments, inputs);
+  LayerOptions options = inputs.options;
+  options.way = choice.way;
+  if (choice.wire && arguments.wire.empty()) options.wire = choice.wire;
+  if (choice.combine_wire && arguments.combine_wire.empty()) options.combine_wire = *choice.combine_wire;
+  return options;
 }
 
 }  // namespace heddle::tool

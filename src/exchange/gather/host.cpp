@@ -54,13 +54,7 @@ class GatherExchange final : public HostExchange {
   Arrived dispatch_receive() override {
     if (mode() == GatherMode::tensor_parallel) return take_own_tokens();
     const ArrivedRouting routing{options_.topk, local_ids_.data(), weights_.data()};
-    run([&](HostWorker& w) {
-      for (int row = w.index(); row < rows_; row += w.count()) {
-        const std::byte* record = w.heap().mine<std::byte>(layout_.record(static_cast<std::size_t>(row)));
-        take_routing(w, routing, static_cast<std::size_t>(row), is_padding(row) ? nullptr : record + layout_.wire.row_bytes(), placement_);
-      }
-      return w.team_barrier();
-    });
+    run([&](HostWorker& w) { return gather_list(w, layout_, rows_, placement_, routing, [this](int row) { return is_padding(row); }); });
     return describe_arrival(workspace_.view().mine<std::byte>(layout_.record(0)), layout_.record_bytes());
   }
 

@@ -4,8 +4,8 @@
 // rendezvous of dispatch), each rank pulls its slice, and all_gather_rows makes an all-reduce of it.
 #pragma once
 
+#include "exchange/arrivals.hpp"
 #include "exchange/gather/layout.hpp"
-#include "exchange/sending.hpp"
 
 namespace heddle {
 
@@ -116,6 +116,17 @@ HEDDLE_PROTOCOL bool gather_all_reduce(W& w, const GatherLayout& layout, std::si
   const auto reduced = [&](int peer) { return layout.reduced_word(peer); };
   gather_tell_all(w, reduced, 1);
   return gather_hear_all(w, reduced, WordKind::gather_reduced, nullptr);
+}
+
+/// Routing of the gathered rows in ordinary memory; rows that padding(row) says are marked as "no expert".
+template <Worker W, class Padding>
+HEDDLE_PROTOCOL bool gather_list(W& w, const GatherLayout& layout, int rows, const PlacementView& placement, const ArrivedRouting& routing,
+                                 Padding padding) {
+  for (int row = w.index(); row < rows; row += w.count()) {
+    const auto* record = w.heap().template mine<std::byte>(layout.record(static_cast<std::size_t>(row)));
+    take_routing(w, routing, static_cast<std::size_t>(row), padding(row) ? nullptr : record + layout.wire.row_bytes(), placement);
+  }
+  return w.team_barrier();
 }
 
 /// results [rows, H]: this rank's partial sums of all rows, laid out for the others to pull.

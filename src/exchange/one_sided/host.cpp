@@ -33,15 +33,7 @@ class OneSidedExchange final : public HostExchange {
     const int block = step_.max_tokens;
     const ArrivedRouting routing{options_.topk, local_ids_.data(), weights_.data()};
     run([&](HostWorker& w) {
-      if (!one_sided_receive(w, layout_, scratch_)) return false;
-      for (int s = 0; s < ranks(); ++s) {
-        for (int slot = w.index(); slot < block; slot += w.count()) {
-          const std::size_t number = OneSidedLayout::row_number(s, block, slot);
-          const bool real = slot < scratch_.arrived[s];
-          take_routing(w, routing, number, real ? w.heap().mine<std::byte>(layout_.routing(number)) : nullptr, placement_);
-        }
-      }
-      return w.team_barrier();
+      return one_sided_receive(w, layout_, scratch_) && one_sided_list(w, layout_, block, placement_, scratch_, routing);
     });
     Arrived arrived;
     arrived.layout = ArrivedLayout::routed;

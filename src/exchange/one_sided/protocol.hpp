@@ -2,8 +2,8 @@
 // that needs it, then one flag a rank that carries the count; combine lets the home ranks pull.
 #pragma once
 
+#include "exchange/arrivals.hpp"
 #include "exchange/one_sided/layout.hpp"
-#include "exchange/sending.hpp"
 
 namespace heddle {
 
@@ -58,6 +58,21 @@ HEDDLE_PROTOCOL bool one_sided_receive(W& w, const OneSidedLayout& layout, const
     std::uint32_t count = 0;
     if (w.live(s) && !w.acquire(heap.mine<Word>(layout.arrived_word(s)), {WordKind::one_sided_arrived, s, -1}, count)) return false;
     scratch.arrived[s] = static_cast<std::int32_t>(count);
+  }
+  return w.team_barrier();
+}
+
+/// Routing of all block rows in ordinary memory, padding marked as "no expert".
+template <Worker W>
+HEDDLE_PROTOCOL bool one_sided_list(W& w, const OneSidedLayout& layout, int block_rows, const PlacementView& placement,
+                                    const OneSidedScratch& scratch, const ArrivedRouting& routing) {
+  const HeapView& heap = w.heap();
+  for (int s = 0; s < heap.ranks; ++s) {
+    for (int slot = w.index(); slot < block_rows; slot += w.count()) {
+      const std::size_t number = OneSidedLayout::row_number(s, block_rows, slot);
+      const bool real = slot < scratch.arrived[s];
+      take_routing(w, routing, number, real ? heap.template mine<std::byte>(layout.routing(number)) : nullptr, placement);
+    }
   }
   return w.team_barrier();
 }

@@ -1,0 +1,111 @@
+// The exchange on GPUs: a group of ranks on the GPUs of this process, its heap, and each way as kernels
+// on a stream. The layouts and protocols are those of the host engine. Built with HEDDLE_CUDA only.
+//
+// One object drives one GPU and all ranks that live there (virtual ranks share a GPU: they run in one
+// launch). Every GPU of the group makes the same calls in the same order; calls return when the kernels
+// are queued, except where a way's host waits for sizes (normal, elastic with cpu_sync).
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "heddle/error.hpp"
+#include "heddle/exchange.hpp"
+#include "heddle/group.hpp"
+
+struct CUstream_st;
+
+namespace heddle {
+
+/// A cudaStream_t.
+using DeviceStream = CUstream_st*;
+
+struct DeviceGroupOptions {
+  int ranks = 1;
+  std::vector<int> devices{0};  ///< ranks are spread over them evenly, consecutive ranks on one GPU
+  std::chrono::milliseconds deadline{30000};
+};
+
+/// The symmetric heap of one context on the GPUs of this process, with everything kernels need beside
+/// it: deadlines, live ranks, and fault records that the host reads without stopping a stream.
+class DeviceWorkspace {
+ public:
+  /// Throws InputError for GPUs that do not exist, cannot reach each other or lack the memory.
+  DeviceWorkspace(const DeviceGroupOptions& options, std::size_t bytes_a_rank);
+  ~DeviceWorkspace();
+  DeviceWorkspace(const DeviceWorkspace&) = delete;
+  DeviceWorkspace& operator=(const DeviceWorkspace&) = delete;
+
+  int ranks() const;
+  std::size_t gpus() const;
+  int device(std::size_t gpu) const;
+  int first_rank(std::size_t gpu) const;
+  int ranks_on(std::size_t gpu) const;
+  std::size_t bytes() const;
+  HeapView view(std::size_t gpu) const;
+
+  /// The FaultError of the first rank that gave up, if one did. Does not wait for the GPUs.
+  void throw_if_aborted() const;
+  /// Longest wait of kernels from now on, also of graphs captured before.
+  void set_deadline(std::chrono::nanoseconds deadline);
+  /// Tests: every verb of every warp sleeps now and then, at most so long. 0: never.
+  void set_delays(std::chrono::nanoseconds longest, std::uint32_t seed);
+  /// After a fault: waits for all GPUs, zeroes words and fault records, raises the epoch. Ranks that are
+  /// not live are skipped from now on.
+  void reset(const std::vector<bool>& live);
+  void reset();
+  const std::vector<bool>& live() const;
+
+  struct Impl;
+  Impl& impl() const { return *impl_; }
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+/// One rank's tokens in its GPU's memory. The number of tokens is read on the device, so a captured graph
+/// may be replayed with another one.
+struct DeviceInput {
+  const int* tokens = nullptr;          ///< one int, at most step.max_tokens
+  const bf16* hidden = nullptr;         ///< [tokens, H], 16-byte aligned
+  const std::int32_t* ids = nullptr;    ///< [tokens, topk]; checked on the device before anything is announced
+  const float* weights = nullptr;       ///< [tokens, topk]
+  const std::byte* extra[3] = {};       ///< one_sided: extra payloads
+};
+
+/// Where a rank's outputs go: as CombineOutput, in device memory.
+struct DeviceOutput {
+  bf16* out = nullptr;
+  const bf16* shared = nullptr;
+  const float* shared_factors = nullptr;
+};
+
+struct DeviceExchangeOptions {
+  int sms = 0;  ///< CTAs a GPU for the transfer, over all its ranks; 0: chosen (docs/performance.md)
+};
+
+/// One way on one GPU, for all ranks that live there. Arrays are by local rank.
+class DeviceExchange {
+ public:
+  virtual ~DeviceExchange() = default;
+  virtual void dispatch_send(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) = 0;
+  virtual void dispatch_receive(DeviceStream stream) = 0;
+  /// What arrived at a local rank: pointers into device memory. received and real are -1 where only the GPU knows.
+  virtual Arrived arrived(int local_rank) const = 0;
+  virtual void combine_send(std::span<const bf16* const> results, DeviceStream stream) = 0;
+  virtual void combine_receive(std::span<const DeviceOutput> outputs, DeviceStream stream) = 0;
+  /// Both halves; one kernel where the way allows it.
+  virtual void dispatch(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) = 0;
+  virtual void combine(std::span<const bf16* const> results, std::span<const DeviceOutput> outputs, DeviceStream stream) = 0;
+};
+
+/// A way on GPU number `gpu` of the workspace; `memory` as for create_exchange. Kernels are loaded and
+/// checked to fit at once here. Throws InputError.
+std::unique_ptr<DeviceExchange> create_device_exchange(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options,
+                                                       const ExchangeMemory& memory, const DeviceExchangeOptions& device = {});
+
+}  // namespace heddle

@@ -1,0 +1,161 @@
+// What the five ways share on a GPU, host side: the inputs of all its ranks in one launch, scratch memory
+// a rank, and how kernels are launched. The device side is cuda_call.cuh.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "exchange/arrivals.hpp"
+#include "exchange/host_exchange.hpp"
+#include "group/cuda_workspace.hpp"
+#include "heddle/device.hpp"
+
+namespace heddle {
+
+constexpr int max_local_ranks = 32;
+constexpr int threads_a_cta = 256;
+
+/// A rank's pointers in one launch.
+struct DeviceRank {
+  DeviceInput input;
+  DeviceOutput output;
+  const bf16* results = nullptr;
+};
+
+/// What every kernel is given, whatever the way. `halves`: which of the two a launch does.
+struct DeviceCall {
+  DeviceTeam team;
+  PlacementView placement;
+  int experts = 0;
+  int topk = 1;
+  int max_tokens = 0;
+  bool send = true;
+  bool receive = true;
+  std::size_t staging_bytes = 0;
+  std::size_t scratch_stride = 0;  ///< bytes between the scratch of two local ranks
+  DeviceRank ranks[max_local_ranks];
+};
+
+/// Memory of a device that frees itself.
+template <class T>
+class DeviceArray {
+ public:
+  DeviceArray() = default;
+  DeviceArray(int device, std::size_t size) {
+    const cuda::DeviceScope scope(device);
+    void* address = nullptr;
+    cuda::check(cudaMalloc(&address, std::max<std::size_t>(size, 1) * sizeof(T)), "device memory");
+    values_ = std::shared_ptr<T>(static_cast<T*>(address), [](T* old) { cudaFree(old); });
+  }
+  T* data() const { return values_.get(); }
+
+ private:
+  std::shared_ptr<T> values_;
+};
+
+/// Lays arrays of one rank's scratch behind each other; the same offsets for every local rank.
+class ScratchPlan {
+ public:
+  std::size_t take(std::size_t bytes) {
+    const std::size_t at = bytes_;
+    bytes_ = align_up(bytes_ + bytes, 128);
+    return at;
+  }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::size_t bytes_ = 0;
+};
+
+class DeviceExchangeBase : public DeviceExchange {
+ public:
+  DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
+                     const DeviceExchangeOptions& device);
+
+ protected:
+  int ranks() const { return workspace_.ranks(); }
+  int local_ranks() const { return workspace_.ranks_on(gpu_); }
+  int device() const { return workspace_.device(gpu_); }
+  int rank_of(int local) const { return workspace_.first_rank(gpu_) + local; }
+  int experts_of(int local) const { return static_cast<int>(options_.placement.experts_of(rank_of(local)).size()); }
+  Areas areas() const { return areas_of(memory_, ranks()); }
+
+  void take_inputs(std::span<const DeviceInput> inputs, const Step& step);
+  void take_results(std::span<const bf16* const> results);
+  void take_outputs(std::span<const DeviceOutput> outputs);
+
+  /// Scratch of `plan` for every local rank; afterwards at<T>(offset, local).
+  void allocate_scratch(const ScratchPlan& plan);
+  template <class T>
+  T* at(std::size_t offset, int local = 0) const {
+    return reinterpret_cast<T*>(scratch_.data() + offset + static_cast<std::size_t>(local) * call_.scratch_stride);
+  }
+
+  /// Loads the kernel now and checks that all CTAs of a launch are resident at once.
+  void prepare(const void* kernel);
+  void launch(const void* kernel, const void* parameters, bool send, bool receive, DeviceStream stream);
+
+  DeviceWorkspace& workspace_;
+  std::size_t gpu_;
+  ExchangeOptions options_;
+  ExchangeMemory memory_;
+  DeviceCall call_;
+  dim3 grid_;
+
+ private:
+  std::size_t shared_bytes() const { return call_.staging_bytes * (threads_a_cta / 32); }
+  DeviceArray<int> placement_;
+  DeviceArray<std::byte> scratch_;
+};
+
+/// A way of two kernels, each of which can do one half or both. Call begins with a DeviceCall.
+template <class Call>
+class DeviceWay : public DeviceExchangeBase {
+ public:
+  using Kernel = void (*)(Call);
+  DeviceWay(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
+            const DeviceExchangeOptions& device_options, Kernel dispatch_kernel, Kernel combine_kernel)
+      : DeviceExchangeBase(workspace, gpu, options, memory, device_options),
+        dispatch_kernel_(reinterpret_cast<const void*>(dispatch_kernel)),
+        combine_kernel_(reinterpret_cast<const void*>(combine_kernel)) {
+    prepare(dispatch_kernel_);
+    prepare(combine_kernel_);
+  }
+
+  void dispatch_send(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) override {
+    take_inputs(inputs, step);
+    launch(dispatch_kernel_, &parameters_, true, false, stream);
+  }
+  void dispatch_receive(DeviceStream stream) override { launch(dispatch_kernel_, &parameters_, false, true, stream); }
+  void combine_send(std::span<const bf16* const> results, DeviceStream stream) override {
+    take_results(results);
+    launch(combine_kernel_, &parameters_, true, false, stream);
+  }
+  void combine_receive(std::span<const DeviceOutput> outputs, DeviceStream stream) override {
+    take_outputs(outputs);
+    launch(combine_kernel_, &parameters_, false, true, stream);
+  }
+  void dispatch(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) override {
+    take_inputs(inputs, step);
+    launch(dispatch_kernel_, &parameters_, true, true, stream);
+  }
+  void combine(std::span<const bf16* const> results, std::span<const DeviceOutput> outputs, DeviceStream stream) override {
+    take_results(results);
+    take_outputs(outputs);
+    launch(combine_kernel_, &parameters_, true, true, stream);
+  }
+
+ protected:
+  Call parameters_;
+  const void* dispatch_kernel_;
+  const void* combine_kernel_;
+};
+
+std::unique_ptr<DeviceExchange> create_device_gather(DeviceWorkspace&, std::size_t, const ExchangeOptions&, const ExchangeMemory&, const DeviceExchangeOptions&);
+std::unique_ptr<DeviceExchange> create_device_normal(DeviceWorkspace&, std::size_t, const ExchangeOptions&, const ExchangeMemory&, const DeviceExchangeOptions&);
+std::unique_ptr<DeviceExchange> create_device_low_latency(DeviceWorkspace&, std::size_t, const ExchangeOptions&, const ExchangeMemory&, const DeviceExchangeOptions&);
+std::unique_ptr<DeviceExchange> create_device_elastic(DeviceWorkspace&, std::size_t, const ExchangeOptions&, const ExchangeMemory&, const DeviceExchangeOptions&);
+std::unique_ptr<DeviceExchange> create_device_one_sided(DeviceWorkspace&, std::size_t, const ExchangeOptions&, const ExchangeMemory&, const DeviceExchangeOptions&);
+
+}  // namespace heddle

@@ -1,0 +1,180 @@
+#include "exchange/cuda_call.cuh"
+#include "exchange/elastic/protocol.hpp"
+
+namespace heddle {
+
+namespace {
+
+struct ElasticCall : DeviceCall {
+  ElasticLayout layout;
+  ElasticScratch scratch;  ///< all pointers below: of the first local rank
+  ExpertLayout experts_layout;
+  std::int32_t* places = nullptr;
+  std::byte* rows = nullptr;  ///< arrival order
+  bf16* sums = nullptr;
+  int room = 0;
+  bool by_expert = true;
+  bool weighted = false;
+};
+
+__device__ ElasticScratch scratch_of(const ElasticCall& call) {
+  ElasticScratch scratch = call.scratch;
+  scratch.slots = of_this_rank(scratch.slots, call);
+  scratch.sent = of_this_rank(scratch.sent, call);
+  scratch.arrived = of_this_rank(scratch.arrived, call);
+  scratch.home_tokens = of_this_rank(scratch.home_tokens, call);
+  scratch.routing.local_ids = of_this_rank(scratch.routing.local_ids, call);
+  scratch.routing.weights = of_this_rank(scratch.routing.weights, call);
+  return scratch;
+}
+
+__device__ ExpertLayout experts_of(const ElasticCall& call, int rank) {
+  ExpertLayout to = call.experts_layout;
+  to.local_experts = call.placement.experts_on[rank];
+  to.begins = of_this_rank(to.begins, call);
+  to.counts = of_this_rank(to.counts, call);
+  to.places = of_this_rank(call.places, call);
+  to.row_weights = of_this_rank(to.row_weights, call);
+  to.rows = of_this_rank(to.rows, call);
+  return to;
+}
+
+__device__ int arrived_rows(const std::int32_t* arrived, int ranks) {
+  int n = 0;
+  for (int s = 0; s < ranks; ++s) n += arrived[s];
+  return n;
+}
+
+__global__ void __launch_bounds__(threads_a_cta) elastic_dispatch(const __grid_constant__ ElasticCall call) {
+  HEDDLE_DEVICE_WORKER(w, call);
+  const ElasticScratch scratch = scratch_of(call);
+  if (call.send) {
+    const SendInput input = send_input(call);
+    if (!check_input(w, call, input) || !elastic_send(w, call.layout, input, call.placement, scratch)) return;
+  }
+  if (!call.receive || !elastic_receive(w, call.layout, scratch)) return;
+  const int n = arrived_rows(scratch.arrived, w.heap().ranks);
+  if (!elastic_list(w, call.layout, call.by_expert ? n : call.room, call.placement, scratch)) return;
+  if (call.by_expert) {
+    elastic_expand(w, call.layout, scratch, experts_of(call, w.heap().rank));
+  } else {
+    elastic_copy_out(w, call.layout, scratch, of_this_rank(call.rows, call));
+  }
+}
+
+__global__ void __launch_bounds__(threads_a_cta) elastic_combine(const __grid_constant__ ElasticCall call) {
+  HEDDLE_DEVICE_WORKER(w, call);
+  const ElasticScratch scratch = scratch_of(call);
+  const DeviceRank& rank = call.ranks[blockIdx.y];
+  if (call.send) {
+    const int n = arrived_rows(scratch.arrived, w.heap().ranks);
+    std::int32_t* places = of_this_rank(call.places, call);
+    const bf16* sums = rank.results;
+    if (!call.by_expert) {
+      // Arrival order: the routed runner's slot of a pair is the pair's own number.
+      for (int i = w.index(); i < n; i += w.count()) {
+        w.lanes(call.topk, [&](int choice) {
+          const int pair = i * call.topk + choice;
+          places[pair] = scratch.routing.local_ids[pair] < 0 ? -1 : pair;
+        });
+      }
+      if (!w.team_barrier()) return;
+    } else if (call.layout.reduce == Reduce::rank) {
+      bf16* sums_here = of_this_rank(call.sums, call);
+      if (!sum_pairs(w, n, scratch.routing, places, rank.results, call.layout.returned.hidden, call.weighted, sums_here)) return;
+      sums = sums_here;
+    }
+    if (!elastic_return(w, call.layout, sums, rank.results, places, scratch)) return;
+  }
+  if (!call.receive) return;
+  if (!elastic_collect(w, call.layout, send_input(call), call.placement, scratch, call.weighted, shared_rows(call), rank.output.out)) return;
+  if (w.index() == 0) w.finish_epoch();
+}
+
+class DeviceElastic final : public DeviceWay<ElasticCall> {
+ public:
+  DeviceElastic(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
+                const DeviceExchangeOptions& device_options)
+      : DeviceWay(workspace, gpu, options, memory, device_options, elastic_dispatch, elastic_combine) {
+    if (options.cpu_sync) throw InputError("elastic with cpu_sync is not on GPUs yet; the host engine has it");
+    parameters_.layout = make_layout<ElasticLayout>(options, areas());
+    parameters_.layout.reduce = options.reduce;
+    parameters_.by_expert = options.arrived != ArrivedLayout::routed;
+    parameters_.weighted = options.weight_at == WeightAt::combine;
+    parameters_.room = static_cast<int>(parameters_.layout.region_rows());
+    plan_scratch();
+  }
+
+  Arrived arrived(int local) const override {
+    Arrived arrived;
+    arrived.layout = options_.arrived;
+    arrived.wire = options_.wire;
+    arrived.row_stride = parameters_.layout.wire.row_bytes();
+    arrived.rows = at<std::byte>(rows_, local);
+    arrived.received = -1;
+    arrived.real = -1;
+    if (parameters_.by_expert) {
+      arrived.room = static_cast<int>(room_);
+      arrived.begins = at<std::int32_t>(begins_, local);
+      arrived.counts = at<std::int32_t>(counts_, local);
+      arrived.row_weights = at<float>(row_weights_, local);
+      arrived.block_rows = parameters_.experts_layout.block_rows;
+      return arrived;
+    }
+    arrived.room = parameters_.room;
+    arrived.local_ids = at<std::int32_t>(local_ids_, local);
+    arrived.weights = at<float>(weights_, local);
+    arrived.slots_wanted = options_.reduce == Reduce::home;
+    return arrived;
+  }
+
+ private:
+  void plan_scratch() {
+    const auto r = static_cast<std::size_t>(ranks());
+    const auto k = static_cast<std::size_t>(options_.topk);
+    const std::size_t arrivals = parameters_.layout.region_rows();
+    const auto local = static_cast<std::size_t>(std::max(1, parameters_.layout.shape.max_local_experts));
+    room_ = parameters_.by_expert ? expanded_room(options_, static_cast<int>(local), arrivals) : arrivals;
+    ScratchPlan plan;
+    const std::size_t slots = plan.take(static_cast<std::size_t>(options_.cap) * r * sizeof(std::int32_t));
+    const std::size_t sent = plan.take(r * sizeof(std::int32_t));
+    const std::size_t arrived_counts = plan.take(r * sizeof(std::int32_t));
+    const std::size_t home_tokens = plan.take(arrivals * sizeof(std::int32_t));
+    local_ids_ = plan.take(arrivals * k * sizeof(std::int32_t));
+    weights_ = plan.take(arrivals * k * sizeof(float));
+    const std::size_t places = plan.take(arrivals * k * sizeof(std::int32_t));
+    begins_ = plan.take(local * sizeof(std::int32_t));
+    counts_ = plan.take(local * sizeof(std::int32_t));
+    row_weights_ = plan.take(room_ * sizeof(float));
+    rows_ = plan.take(room_ * parameters_.layout.wire.row_bytes());
+    const bool sums_wanted = parameters_.by_expert && options_.reduce == Reduce::rank;
+    const std::size_t sums = plan.take(sums_wanted ? arrivals * static_cast<std::size_t>(options_.hidden) * sizeof(bf16) : 0);
+    allocate_scratch(plan);
+    ElasticScratch& scratch = parameters_.scratch;
+    scratch.slots = at<std::int32_t>(slots);
+    scratch.sent = at<std::int32_t>(sent);
+    scratch.arrived = at<std::int32_t>(arrived_counts);
+    scratch.home_tokens = at<std::int32_t>(home_tokens);
+    scratch.routing = {options_.topk, at<std::int32_t>(local_ids_), at<float>(weights_)};
+    parameters_.places = at<std::int32_t>(places);
+    parameters_.rows = at<std::byte>(rows_);
+    parameters_.sums = at<bf16>(sums);
+    ExpertLayout& to = parameters_.experts_layout;
+    to.block_rows = options_.arrived == ArrivedLayout::masked ? ranks() * options_.cap : 0;
+    to.begins = at<std::int32_t>(begins_);
+    to.counts = at<std::int32_t>(counts_);
+    to.row_weights = at<float>(row_weights_);
+    to.rows = at<std::byte>(rows_);
+  }
+
+  std::size_t room_ = 0, local_ids_ = 0, weights_ = 0, begins_ = 0, counts_ = 0, row_weights_ = 0, rows_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceExchange> create_device_elastic(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options,
+                                                      const ExchangeMemory& memory, const DeviceExchangeOptions& device) {
+  return std::make_unique<DeviceElastic>(workspace, gpu, options, memory, device);
+}
+
+}  // namespace heddle

@@ -1,0 +1,109 @@
+#include "exchange/cuda_call.cuh"
+#include "exchange/low_latency/protocol.hpp"
+
+namespace heddle {
+
+namespace {
+
+struct LowLatencyCall : DeviceCall {
+  LowLatencyLayout layout;
+  LowLatencyScratch scratch;  ///< of the first local rank
+  bool weighted = false;
+};
+
+__device__ LowLatencyScratch scratch_of(const LowLatencyCall& call) {
+  LowLatencyScratch scratch = call.scratch;
+  scratch.slots = of_this_rank(scratch.slots, call);
+  scratch.sent = of_this_rank(scratch.sent, call);
+  scratch.arrived = of_this_rank(scratch.arrived, call);
+  scratch.rows = of_this_rank(scratch.rows, call);
+  scratch.origins = of_this_rank(scratch.origins, call);
+  scratch.weights = of_this_rank(scratch.weights, call);
+  scratch.counts = of_this_rank(scratch.counts, call);
+  return scratch;
+}
+
+__global__ void __launch_bounds__(threads_a_cta) low_latency_dispatch(const __grid_constant__ LowLatencyCall call) {
+  HEDDLE_DEVICE_WORKER(w, call);
+  const LowLatencyScratch scratch = scratch_of(call);
+  if (call.send) {
+    const SendInput input = send_input(call);
+    if (!check_input(w, call, input) || !low_latency_send(w, call.layout, input, call.placement, scratch)) return;
+  }
+  if (call.receive) low_latency_receive(w, call.layout, call.placement.experts_on[w.heap().rank], scratch);
+}
+
+__global__ void __launch_bounds__(threads_a_cta) low_latency_combine(const __grid_constant__ LowLatencyCall call) {
+  HEDDLE_DEVICE_WORKER(w, call);
+  const LowLatencyScratch scratch = scratch_of(call);
+  const DeviceRank& rank = call.ranks[blockIdx.y];
+  if (call.send && !low_latency_return(w, call.layout, call.placement.experts_on[w.heap().rank], rank.results, scratch)) return;
+  if (!call.receive) return;
+  if (!low_latency_collect(w, call.layout, send_input(call), call.placement, call.weighted, shared_rows(call), rank.output.out)) return;
+  if (w.index() == 0) w.finish_epoch();
+}
+
+class DeviceLowLatency final : public DeviceWay<LowLatencyCall> {
+ public:
+  DeviceLowLatency(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
+                   const DeviceExchangeOptions& device_options)
+      : DeviceWay(workspace, gpu, options, memory, device_options, low_latency_dispatch, low_latency_combine) {
+    parameters_.layout = make_layout<LowLatencyLayout>(options, areas());
+    parameters_.weighted = options.weight_at == WeightAt::combine;
+    const auto local = static_cast<std::size_t>(std::max(1, parameters_.layout.shape.max_local_experts));
+    const int block_rows = ranks() * options.cap;
+    const std::size_t room = local * static_cast<std::size_t>(block_rows);
+    ScratchPlan plan;
+    const std::size_t slots = plan.take(static_cast<std::size_t>(options.cap * options.topk) * sizeof(std::int32_t));
+    const std::size_t sent = plan.take(static_cast<std::size_t>(call_.experts) * sizeof(std::int32_t));
+    const std::size_t arrived_counts = plan.take(local * static_cast<std::size_t>(ranks()) * sizeof(std::int32_t));
+    rows_ = plan.take(room * parameters_.layout.wire.row_bytes());
+    const std::size_t origins = plan.take(room * sizeof(PairOrigin));
+    weights_ = plan.take(room * sizeof(float));
+    counts_ = plan.take(local * sizeof(std::int32_t));
+    begins_ = plan.take(local * sizeof(std::int32_t));
+    allocate_scratch(plan);
+    LowLatencyScratch& scratch = parameters_.scratch;
+    scratch.slots = at<std::int32_t>(slots);
+    scratch.sent = at<std::int32_t>(sent);
+    scratch.arrived = at<std::int32_t>(arrived_counts);
+    scratch.block_rows = block_rows;
+    scratch.rows = at<std::byte>(rows_);
+    scratch.origins = at<PairOrigin>(origins);
+    scratch.weights = at<float>(weights_);
+    scratch.counts = at<std::int32_t>(counts_);
+    std::vector<std::int32_t> begins(local);
+    for (std::size_t e = 0; e < local; ++e) begins[e] = static_cast<std::int32_t>(e) * block_rows;
+    for (int rank = 0; rank < local_ranks(); ++rank) {
+      cuda::check(cudaMemcpy(at<std::int32_t>(begins_, rank), begins.data(), local * sizeof(std::int32_t), cudaMemcpyHostToDevice), "copying of block begins");
+    }
+  }
+
+  Arrived arrived(int local) const override {
+    Arrived arrived;
+    arrived.layout = ArrivedLayout::masked;
+    arrived.wire = options_.wire;
+    arrived.rows = at<std::byte>(rows_, local);
+    arrived.row_stride = parameters_.layout.wire.row_bytes();
+    arrived.block_rows = parameters_.scratch.block_rows;
+    arrived.room = experts_of(local) * arrived.block_rows;
+    arrived.received = -1;
+    arrived.real = -1;
+    arrived.begins = at<std::int32_t>(begins_, local);
+    arrived.counts = at<std::int32_t>(counts_, local);
+    arrived.row_weights = at<float>(weights_, local);
+    return arrived;
+  }
+
+ private:
+  std::size_t rows_ = 0, weights_ = 0, counts_ = 0, begins_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceExchange> create_device_low_latency(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options,
+                                                          const ExchangeMemory& memory, const DeviceExchangeOptions& device) {
+  return std::make_unique<DeviceLowLatency>(workspace, gpu, options, memory, device);
+}
+
+}  // namespace heddle

@@ -1,0 +1,30 @@
+// The inside of a DeviceWorkspace, for the rooms that launch kernels over it.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "group/cuda_heap.hpp"
+#include "heddle/device.hpp"
+#include "signal/device_team.hpp"
+
+namespace heddle {
+
+struct DeviceWorkspace::Impl {
+  Impl(const DeviceGroupOptions& options, std::size_t bytes_a_rank);
+  ~Impl();
+
+  /// What kernels of a GPU are given.
+  DeviceTeam team(std::size_t gpu) const;
+  void write_settings();
+
+  cuda::DeviceMap map;
+  std::size_t bytes;
+  std::unique_ptr<cuda::Heap> heap;
+  DeviceSettings settings;                  ///< the host's copy
+  std::vector<DeviceSettings*> on_device;   ///< a GPU
+  HostFault* faults = nullptr;              ///< [ranks], pinned and mapped
+  std::vector<bool> live;
+};
+
+}  // namespace heddle

@@ -1,0 +1,32 @@
+// What kernels are given beside their work: the heap, settings that the host may change at any time, and
+// where faults are shown to it.
+#pragma once
+
+#include <cstdint>
+
+#include "heddle/group.hpp"
+#include "signal/words.hpp"
+
+namespace heddle {
+
+/// What the host may change between launches or replays without touching a graph. Lies in device memory.
+struct DeviceSettings {
+  std::uint64_t deadline_nanoseconds = 0;
+  std::uint32_t delay_nanoseconds = 0;  ///< tests: longest sleep before a verb
+  std::uint32_t delay_seed = 0;
+  unsigned char live[1024] = {};        ///< [ranks], 0: masked
+};
+
+/// Where the host sees a fault without stopping a stream: mapped host memory, one a rank.
+struct HostFault {
+  Word raised = 0;  ///< 1 once `record` is complete
+  FaultRecord record;
+};
+
+struct DeviceTeam {
+  HeapView heap;                  ///< of the first rank of this launch
+  DeviceSettings* settings = nullptr;
+  HostFault* host_faults = nullptr;  ///< [ranks of this launch]
+};
+
+}  // namespace heddle
