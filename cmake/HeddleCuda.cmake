@@ -30,6 +30,10 @@ target_compile_options(heddle_cuda PRIVATE
 find_package(CUDAToolkit REQUIRED)
 target_link_libraries(heddle_cuda PRIVATE CUDA::cudart_static fmt::fmt)
 
+if(TARGET heddle_command)
+  target_compile_definitions(heddle_command PRIVATE HEDDLE_CUDA)
+  target_link_libraries(heddle_command PRIVATE heddle_cuda CUDA::cudart_static)
+endif()
 if(HEDDLE_TESTS)
   add_subdirectory(tests/gpu)
 endif()

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "bench.hpp"
 #include "command.hpp"
 #include "heddle/error.hpp"
 #include "heddle/version.hpp"
@@ -70,6 +71,9 @@ int main(int argc, char** argv) {
   heddle::tool::add_run(app, status);
   heddle::tool::add_verify(app, status);
   heddle::tool::add_plan(app, status);
+#ifdef HEDDLE_CUDA
+  heddle::tool::add_bench(app, status);
+#endif
 
   status = run(app, argc, argv, status);
   const bool lost = std::fflush(stdout) != 0 || std::ferror(stdout) != 0;

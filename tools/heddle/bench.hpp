@@ -1,0 +1,10 @@
+// heddle bench: only where the CUDA part is built.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace heddle::tool {
+
+void add_bench(CLI::App& app, int& status);
+
+}  // namespace heddle::tool
