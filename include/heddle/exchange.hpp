@@ -93,7 +93,7 @@ struct ExchangeInput {
   std::vector<const std::byte*> extra;  ///< one_sided: [tokens, bytes] for each extra payload
 };
 
-/// What arrived on this rank, valid until the next dispatch. Rows are in wire format.
+/// What arrived on this rank, valid until its combine_send: others may dispatch again after that. Rows are in wire format.
 struct Arrived {
   ArrivedLayout layout = ArrivedLayout::routed;
   Wire wire = Wire::bf16;
@@ -138,7 +138,8 @@ struct ExchangeTraffic {
   std::uint64_t local_rows = 0;
 };
 
-/// One way on one rank. The send and receive halves may be called apart, with other work in between.
+/// One way on one rank. The send and receive halves may be called apart, with other work in between; the send
+/// halves of low_latency, elastic and one_sided wait for no other rank.
 class Exchange {
  public:
   virtual ~Exchange() = default;
