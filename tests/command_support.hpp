@@ -1,64 +1,97 @@
-// The command from outside: a folder of its own for each test, exit statuses and what was printed.
+// The command from outside: runs it, reads what it printed and wrote.
 #pragma once
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
-#include <cstdio>
+#include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
-namespace heddle {
+#include "checkpoint/safetensors.hpp"
+#include "layer_files.hpp"
+
+namespace heddle::command_test {
+
+namespace fs = std::filesystem;
 
 struct Ran {
-  int status = -1;
-  std::string text;  ///< standard error, or output, as the redirection says
+  int status = -1;  ///< exit status, -signal where one ended it
+  std::string out, err;
 };
 
-class Command : public ::testing::Test {
+inline std::string text_of(const fs::path& file) {
+  std::ifstream stream(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+/// A tensor's bytes; empty with a failure where the file has none of that name.
+inline std::vector<std::byte> bytes_of(const fs::path& file, const std::string& tensor) {
+  const auto opened = checkpoint::SafetensorsFile::open(file.string());
+  const auto* found = opened->find(tensor);
+  EXPECT_NE(found, nullptr) << file << " has no " << tensor;
+  if (found == nullptr) return {};
+  return {found->bytes.begin(), found->bytes.end()};
+}
+
+inline nlohmann::json json_of(const fs::path& file) { return nlohmann::json::parse(std::ifstream(file)); }
+
+class CommandTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    command_ = std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path() / "heddle";
-    if (!std::filesystem::exists(command_)) {
-      GTEST_SKIP() << command_ << " is not built";
-    }
-    std::string name = (std::filesystem::temp_directory_path() / "heddle-command-XXXXXX").string();
-    ASSERT_NE(nullptr, ::mkdtemp(name.data()));
-    folder_ = name;
-  }
-  void TearDown() override {
-    if (!folder_.empty()) {
-      std::filesystem::remove_all(folder_);
-    }
+#ifdef HEDDLE_COMMAND
+    command_ = HEDDLE_COMMAND;
+#else
+    GTEST_SKIP() << "the command is not built";
+#endif
   }
 
-  /// `before`: what the shell does first.
-  Ran run(const std::string& arguments, const std::string& before = "") const {
-    std::FILE* pipe = ::popen((before + command_.string() + " " + arguments).c_str(), "r");
-    Ran ran;
-    std::array<char, 4096> block{};
-    for (std::size_t read = 0; (read = std::fread(block.data(), 1, block.size(), pipe)) > 0;) {
-      ran.text.append(block.data(), read);
-    }
-    const int status = ::pclose(pipe);
-    ran.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-    return ran;
-  }
-  Ran errors_of(const std::string& arguments, const std::string& before = "") const {
-    return run(arguments + " 2>&1 >/dev/null", before);
+  Ran run(const std::string& arguments) const {
+    const std::string out = logs_.file("out");
+    const std::string err = logs_.file("err");
+    const int status = std::system(("'" + command_ + "' " + arguments + " >'" + out + "' 2>'" + err + "'").c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), text_of(out), text_of(err)};
   }
 
-  void expect_refused(const std::string& arguments, const std::string& part) const {
-    const Ran ran = errors_of(arguments);
-    EXPECT_EQ(2, ran.status) << arguments;
-    EXPECT_EQ(0u, ran.text.find("heddle: ")) << ran.text;
-    EXPECT_EQ(ran.text.size() - 1, ran.text.find('\n')) << "one line: " << ran.text;
-    EXPECT_NE(std::string::npos, ran.text.find(part)) << ran.text;
+  void expect_done(const std::string& arguments) const {
+    const Ran ran = run(arguments);
+    EXPECT_EQ(0, ran.status) << arguments << "\n" << ran.err;
+    EXPECT_EQ("", ran.err) << arguments;
   }
 
-  std::filesystem::path command_, folder_;
+  /// One line on standard error that names `part`, and nothing new in the test's folder.
+  void expect_error(int status, const std::string& arguments, const std::string& part) const {
+    const auto before = files();
+    const Ran ran = run(arguments);
+    EXPECT_EQ(status, ran.status) << arguments << "\n" << ran.err;
+    EXPECT_EQ(0u, ran.err.find("heddle: ")) << ran.err;
+    EXPECT_EQ(ran.err.size() - 1, ran.err.find('\n')) << "one line: " << ran.err;
+    EXPECT_NE(std::string::npos, ran.err.find(part)) << arguments << "\nshould name " << part << ": " << ran.err;
+    EXPECT_EQ(before, files()) << arguments;
+  }
+
+  std::string file(const std::string& name) const { return folder_.file(name); }
+  std::vector<std::string> files() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::recursive_directory_iterator(folder_.path())) names.push_back(entry.path().string());
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  std::string command_;
+
+ private:
+  testing::TempFolder folder_, logs_;
 };
 
-}  // namespace heddle
+/// A layer small enough for a call in milliseconds.
+inline const std::string small_layer = " --preset mixtral-8x7b --hidden 128 --intermediate 64";
+inline const std::string deepseek_layer = " --preset deepseek-v4-flash --hidden 128 --intermediate 64";
+
+}  // namespace heddle::command_test

@@ -17,7 +17,7 @@ namespace heddle {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::chrono::milliseconds deadline(sanitized ? 2000 : 1000);
+constexpr std::chrono::milliseconds deadline(sanitized ? 2500 : 1500);
 
 /// Stops the workers of one rank before a chosen verb, until it is let go. Counts verbs otherwise.
 class Stall {

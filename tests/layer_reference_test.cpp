@@ -1,33 +1,101 @@
 // The layer by every way against the float64 reference, within the bounds of docs/numerics.md.
+#include <set>
+
 #include "layer_support.hpp"
 
 namespace heddle::layer_test {
 namespace {
 
+std::uint64_t row_bytes(Wire wire, int hidden, int group, ScaleFormat scale) {
+  const auto h = static_cast<std::uint64_t>(hidden);
+  const auto g = static_cast<std::uint64_t>(group);
+  switch (wire) {
+    case Wire::bf16:
+      return 2 * h;
+    case Wire::fp8:
+      return h + (h + g - 1) / g * (scale == ScaleFormat::f32 ? 4 : 1);
+    case Wire::nvfp4:
+      return h / 2 + h / 16;
+  }
+  return 0;
+}
+
+/// Rows that leave a token's home, and that stay.
+struct Rows {
+  std::uint64_t remote = 0;
+  std::uint64_t local = 0;
+  void add(bool is_remote) { ++(is_remote ? remote : local); }
+};
+
+struct Expected {
+  Rows copies;  ///< one a rank that a token needs
+  Rows pairs;   ///< one a choice
+  Rows everywhere;
+  std::set<int> experts;
+};
+
+Expected expected_of(const Case& c, const Tokens& tokens) {
+  Expected expected;
+  std::size_t token = 0;
+  for (int home = 0; home < c.ranks(); ++home) {
+    for (int i = 0; i < c.tokens[static_cast<std::size_t>(home)]; ++i, ++token) {
+      std::set<int> ranks;
+      for (int choice = 0; choice < c.layer.shape.topk; ++choice) {
+        const int id = tokens.routing.ids[token * static_cast<std::size_t>(c.layer.shape.topk) + static_cast<std::size_t>(choice)];
+        if (id < 0) continue;
+        expected.experts.insert(id);
+        ranks.insert(c.placement.rank_of(id));
+        expected.pairs.add(c.placement.rank_of(id) != home);
+      }
+      for (const int rank : ranks) expected.copies.add(rank != home);
+      for (int rank = 0; rank < c.ranks(); ++rank) expected.everywhere.add(rank != home);
+    }
+  }
+  return expected;
+}
+
+void expect_bytes(const std::vector<LayerReport>& reports, PhaseReport LayerReport::*phase, const Rows& rows,
+                  std::uint64_t bytes_a_row) {
+  Rows bytes;
+  for (const LayerReport& report : reports) {
+    bytes.remote += (report.*phase).remote_bytes;
+    bytes.local += (report.*phase).local_bytes;
+  }
+  EXPECT_EQ(bytes.remote, rows.remote * bytes_a_row);
+  EXPECT_EQ(bytes.local, rows.local * bytes_a_row);
+}
+
 /// What a call reports must follow from its routing.
-void expect_counts(const Case& c, const Tokens& tokens, const Outcome& outcome) {
-  const RoutingLoad load = measure_load(tokens.routing, c.placement);
-  std::int64_t sent = 0;
-  std::int64_t received = 0;
-  std::int64_t real = 0;
-  for (const LayerReport& report : outcome.reports) {
-    sent += static_cast<std::int64_t>(report.rows_sent);
-    received += static_cast<std::int64_t>(report.rows_received);
-    real += static_cast<std::int64_t>(report.rows_real);
+void expect_reports(const Case& c, const LayerSource& source, const Tokens& tokens, const std::vector<LayerReport>& reports) {
+  const Expected expected = expected_of(c, tokens);
+  const bool by_pair = c.options.way == Way::low_latency;
+  const Rows& travel = c.options.way == Way::gather ? expected.everywhere : by_pair ? expected.pairs : expected.copies;
+  std::uint64_t sent = 0, received = 0, real = 0, gemm2_bytes = 0;
+  for (const LayerReport& report : reports) {
+    sent += report.rows_sent;
+    received += report.rows_received;
+    real += report.rows_real;
+    gemm2_bytes += report.gemm2.local_bytes;
   }
-  EXPECT_EQ(real, load.pairs);
-  switch (c.options.way) {
-    case Way::gather:
-      EXPECT_EQ(received, static_cast<std::int64_t>(c.all_tokens()) * c.ranks());
-      break;
-    case Way::low_latency:
-      EXPECT_EQ(sent, load.pairs);
-      EXPECT_EQ(received, load.pairs);
-      break;
-    default:
-      EXPECT_EQ(sent, load.copies);
-      EXPECT_EQ(received, load.copies);
+  const std::uint64_t pairs = expected.pairs.remote + expected.pairs.local;
+  EXPECT_EQ(real, pairs);
+  EXPECT_EQ(received, travel.remote + travel.local);
+  const Quantisation& q = c.options.quantisation;
+  const Activation activation = activation_of(c);
+  const Wire middle = activation == Activation::fp8 ? Wire::fp8 : Wire::bf16;
+  std::uint64_t down_bytes = 0;
+  for (const int expert : expected.experts)
+    down_bytes += source.expert(expert).down.values.size() + source.expert(expert).down.scales.size();
+  EXPECT_EQ(gemm2_bytes, down_bytes + pairs * (row_bytes(middle, c.layer.shape.intermediate, q.group, q.scale) +
+                                               row_bytes(Wire::bf16, c.layer.shape.hidden, 128, q.scale)));
+  if (c.options.tensor_parallel) return;  // homes are slices
+  const Wire wire = c.options.wire.value_or(activation == Activation::fp8 ? Wire::fp8 : Wire::bf16);
+  if (c.options.way != Way::gather || c.options.gather != GatherMode::zero_filled) {
+    EXPECT_EQ(sent, travel.remote + travel.local);
+    expect_bytes(reports, &LayerReport::dispatch, travel, row_bytes(wire, c.layer.shape.hidden, q.group, q.scale));
   }
+  const Rows& back = sums_slots(c.options) ? expected.pairs : travel;
+  expect_bytes(reports, &LayerReport::combine, back, row_bytes(c.options.combine_wire, c.layer.shape.hidden, 128, q.scale));
 }
 
 void check(const Case& c, const LayerSource& source, Bounds& bounds) {
@@ -35,7 +103,7 @@ void check(const Case& c, const LayerSource& source, Bounds& bounds) {
   const Tokens tokens = draw_tokens(c, c.seed);
   const Outcome outcome = run_layer(source, c, tokens);
   bounds.expect(c, outcome.outputs, reference_of(source, c, tokens));
-  expect_counts(c, tokens, outcome);
+  expect_reports(c, source, tokens, outcome.reports);
 }
 
 void check(const Case& c, Bounds& bounds) {

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "command_support.hpp"
+#include "command_fixture.hpp"
 
 namespace heddle {
 namespace {

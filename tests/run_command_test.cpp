@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "command_support.hpp"
+#include "command_fixture.hpp"
 
 namespace heddle {
 namespace {

@@ -3,7 +3,7 @@
 //
 // One object drives one GPU and all ranks that live there (virtual ranks share a GPU: they run in one
 // launch). Every GPU of the group makes the same calls in the same order; calls return when the kernels
-// are queued, except where a way's host waits for sizes (normal, elastic with cpu_sync).
+// are queued, except where a way's host waits for sizes (normal).
 #pragma once
 
 #include <chrono>
@@ -54,7 +54,7 @@ class DeviceWorkspace {
   void set_deadline(std::chrono::nanoseconds deadline);
   /// Tests: every verb of every warp sleeps now and then, at most so long. 0: never.
   void set_delays(std::chrono::nanoseconds longest, std::uint32_t seed);
-  /// After a fault: waits for all GPUs, zeroes words and fault records, raises the epoch. Ranks that are
+  /// After a fault: waits for all GPUs, clears the abort words and fault records, raises the epoch past every word. Ranks that are
   /// not live are skipped from now on.
   void reset(const std::vector<bool>& live);
   void reset();
@@ -85,7 +85,7 @@ struct DeviceOutput {
 };
 
 struct DeviceExchangeOptions {
-  int sms = 0;  ///< CTAs a GPU for the transfer, over all its ranks; 0: chosen (docs/performance.md)
+  int sms = 0;  ///< CTAs a GPU for the transfer, over all its ranks; 0: all SMs
 };
 
 /// One way on one GPU, for all ranks that live there. Arrays are by local rank.

@@ -31,7 +31,7 @@ class InputError : public Error {
   explicit InputError(const std::string& message) : Error(ErrorKind::input, message) {}
 };
 
-/// Which wait ended without its word (DESIGN rule 4). `peer` is the rank that should have written
+/// Which wait ended without its word (docs/protocols/README.md). `peer` is the rank that should have written
 /// the word, -1 where no single rank is meant.
 struct Fault {
   int rank = -1;             ///< the rank that gave up

@@ -32,7 +32,7 @@ enum class Activation : std::uint8_t { fp8, bf16 };
 /// Is any rank working on prompt tokens in this call?
 enum class Phase : std::uint8_t { decode, prefill };
 
-/// The same on all ranks: the largest batch of any rank and the phase (DESIGN, "step").
+/// The same on all ranks: the largest batch of any rank and the phase (docs/architecture.md, "step").
 struct Step {
   int max_tokens = 0;
   Phase phase = Phase::decode;

@@ -15,7 +15,9 @@ DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t g
     throw InputError(fmt::format("the placement is for {} ranks, the group has {}", options.placement.ranks(), ranks()));
   }
   if (local_ranks() > max_local_ranks) throw InputError(fmt::format("{} ranks on GPU {}; at most {} share one", local_ranks(), device(), max_local_ranks));
-  if (areas().end > workspace.bytes()) {
+  const ExchangeMemory own = exchange_memory(options);
+  if (areas().end > workspace.bytes() || own.dispatch > memory.dispatch || own.combine > memory.combine || own.outputs > memory.outputs ||
+      own.max_local_experts > memory.max_local_experts) {
     throw InputError(fmt::format("way {} needs a workspace of {} bytes a rank, this one has {}", name(options.way), areas().end, workspace.bytes()));
   }
   const cuda::DeviceScope scope(device());
@@ -25,7 +27,8 @@ DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t g
   for (int r = 0; r < ranks(); ++r) map.push_back(static_cast<int>(options.placement.experts_of(r).size()));
   placement_ = DeviceArray<int>(device(), map.size());
   check(cudaMemcpy(placement_.data(), map.data(), map.size() * sizeof(int), cudaMemcpyHostToDevice), "copying of the placement");
-  call_.team = workspace.impl().team(gpu);
+  team_counters_ = DeviceArray<Word>(device(), static_cast<std::size_t>(local_ranks()));
+  call_.team = workspace.impl().team(gpu, team_counters_.share());
   call_.placement = {placement_.data(), placement_.data() + experts, placement_.data() + 2 * experts};
   call_.experts = options.placement.experts();
   call_.topk = options.topk;

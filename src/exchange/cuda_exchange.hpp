@@ -49,6 +49,7 @@ class DeviceArray {
     values_ = std::shared_ptr<T>(static_cast<T*>(address), [](T* old) { cudaFree(old); });
   }
   T* data() const { return values_.get(); }
+  const std::shared_ptr<T>& share() const { return values_; }
 
  private:
   std::shared_ptr<T> values_;
@@ -106,6 +107,7 @@ class DeviceExchangeBase : public DeviceExchange {
  private:
   std::size_t shared_bytes() const { return call_.staging_bytes * (threads_a_cta / 32); }
   DeviceArray<int> placement_;
+  DeviceArray<Word> team_counters_;
   DeviceArray<std::byte> scratch_;
 };
 

@@ -45,7 +45,19 @@ void DeviceWorkspace::Impl::write_settings() {
   }
 }
 
-DeviceTeam DeviceWorkspace::Impl::team(std::size_t gpu) const { return {heap->view(gpu), on_device[gpu], faults + map.first_ranks[gpu]}; }
+DeviceTeam DeviceWorkspace::Impl::team(std::size_t gpu, const std::shared_ptr<Word>& words) {
+  counters.push_back({gpu, words});
+  zero(counters.back());
+  return {heap->view(gpu), on_device[gpu], faults + map.first_ranks[gpu], words.get()};
+}
+
+void DeviceWorkspace::Impl::zero(const Counters& which) const {
+  const auto words = which.words.lock();
+  if (words == nullptr) return;  // its exchange is gone
+  const cuda::DeviceScope scope(map.devices[which.gpu]);
+  check(cudaMemset(words.get(), 0, sizeof(Word) * static_cast<std::size_t>(map.ranks_on(which.gpu))), "zeroing of team counters");
+  check(cudaDeviceSynchronize(), "zeroing of team counters");
+}
 
 DeviceWorkspace::DeviceWorkspace(const DeviceGroupOptions& options, std::size_t bytes_a_rank)
     : impl_(std::make_unique<Impl>(options, bytes_a_rank)) {}
@@ -100,6 +112,7 @@ void DeviceWorkspace::reset(const std::vector<bool>& live) {
     check(cudaMemcpy(view(0).at<HeapHeader>(rank, 0), &fresh, sizeof fresh, cudaMemcpyHostToDevice), "writing of headers");
     impl_->faults[rank] = {};
   }
+  for (const Impl::Counters& which : impl_->counters) impl_->zero(which);
   impl_->write_settings();
 }
 

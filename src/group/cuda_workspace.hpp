@@ -15,7 +15,8 @@ struct DeviceWorkspace::Impl {
   ~Impl();
 
   /// What kernels of a GPU are given.
-  DeviceTeam team(std::size_t gpu) const;
+  /// `counters`: [ranks on the GPU] words of the caller, zeroed now and at every reset.
+  DeviceTeam team(std::size_t gpu, const std::shared_ptr<Word>& counters);
   void write_settings();
 
   cuda::DeviceMap map;
@@ -25,6 +26,15 @@ struct DeviceWorkspace::Impl {
   std::vector<DeviceSettings*> on_device;   ///< a GPU
   HostFault* faults = nullptr;              ///< [ranks], pinned and mapped
   std::vector<bool> live;
+  struct Counters {
+    std::size_t gpu;
+    std::weak_ptr<Word> words;
+  };
+  std::vector<Counters> counters;
+
+ private:
+  void zero(const Counters& which) const;
+  friend class DeviceWorkspace;
 };
 
 }  // namespace heddle

@@ -28,6 +28,7 @@ struct DeviceTeam {
   HeapView heap;                  ///< of the first rank of this launch
   DeviceSettings* settings = nullptr;
   HostFault* host_faults = nullptr;  ///< [ranks of this launch]
+  Word* team_counters = nullptr;     ///< [ranks of this launch]: arrivals of CTAs; one set a kind of launch, so the CTAs are always as many
 };
 
 }  // namespace heddle
