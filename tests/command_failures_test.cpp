@@ -144,6 +144,14 @@ TEST_F(CommandFailures, SizesBeyondMemory) {
   expect_error(2, "run" + small_layer + " --ranks 3 --tokens 6 --way gather --cap 2000000000 --out " + file("never"), "32 bits");
 }
 
+/// Refused at once, not when the machine has no page left.
+TEST_F(CommandFailures, WeightsBeyondMemory) {
+  const std::string how = "run --preset mixtral-8x7b --ranks 2 --tokens 6 --way gather --out " + file("never");
+  expect_error(2, how + " --hidden 128 --intermediate 64 --experts 2147483647", "--experts");
+  expect_error(2, how + " --hidden 128 --intermediate 2147483584", "--intermediate");
+  expect_error(2, how + " --hidden 2147483584 --intermediate 2147483584", "--hidden");
+}
+
 TEST_F(CommandFailures, OptionsThatCannotApply) {
   const std::string saved = file("saved");
   expect_done("verify" + small_layer + " --ranks 2 --tokens 4 --way gather --save-inputs " + saved);

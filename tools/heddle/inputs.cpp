@@ -9,12 +9,24 @@
 #include <optional>
 #include <thread>
 
+#include "group/memory.hpp"
 #include "heddle/plan.hpp"
 #include "words.hpp"
 
 namespace heddle::tool {
 
 namespace {
+
+/// Drawn weights are memory that is written. Sizes are multiplied as double: they may be beyond 64 bits.
+void check_memory(const SyntheticOptions& options) {
+  const LayerShape& shape = options.shape;
+  const double router = 4.0 * shape.hidden;
+  const double needed = shape.experts * (static_cast<double>(expert_weight_bytes(shape, options.kind).total()) + router);
+  const auto available = available_memory();
+  if (needed <= static_cast<double>(available)) return;
+  throw InputError(fmt::format("{} experts of {} x {} take {:.1f} GiB, {} of memory are free; give a smaller --experts, --hidden or "
+                               "--intermediate", shape.experts, shape.hidden, shape.intermediate, needed / (1 << 30), describe_bytes(available)));
+}
 
 void load_layer(const LayerArguments& a, Inputs& inputs, RouterOptions& router) {
   if (a.layer.empty() == a.preset.empty()) throw InputError("give either --layer FILE or --preset NAME (heddle plan --list shows presets)");
@@ -40,6 +52,7 @@ void load_layer(const LayerArguments& a, Inputs& inputs, RouterOptions& router) 
   if (options.shape.experts < 1) throw InputError(fmt::format("--experts {}: at least 1 is needed", options.shape.experts));
   if (a.weights.empty() && preset.weights.empty()) throw InputError(fmt::format("the weight format of {} is not confirmed; give --weights", preset.name));
   options.kind = a.weights.empty() ? preset.weights.front() : value_of(kinds, "--weights", a.weights);
+  check_memory(options);
   if (preset.shared_experts.value_or(0) > 0) {
     options.shared_kind = preset.shared_weights.value_or(options.kind);
     options.shared_intermediate = *preset.shared_experts * options.shape.intermediate;
