@@ -58,9 +58,9 @@ HEDDLE_PROTOCOL bool low_latency_send(W& w, const LowLatencyLayout& layout, cons
   return true;
 }
 
-/// Waits for every live source's counts, then packs each expert's rows in source order.
+/// Waits for every live source's counts; the rows are there after it.
 template <Worker W>
-HEDDLE_PROTOCOL bool low_latency_receive(W& w, const LowLatencyLayout& layout, int local_experts, const LowLatencyScratch& scratch) {
+HEDDLE_PROTOCOL bool low_latency_hear(W& w, const LowLatencyLayout& layout, int local_experts, const LowLatencyScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   const int heard = local_experts > 0 ? local_experts : 1;
@@ -71,7 +71,13 @@ HEDDLE_PROTOCOL bool low_latency_receive(W& w, const LowLatencyLayout& layout, i
     if (w.live(s) && !w.acquire(heap.mine<Word>(layout.count_word(e, s)), {WordKind::low_latency_count, s, e}, count)) return false;
     scratch.arrived[region] = static_cast<std::int32_t>(count);
   }
-  if (!w.team_barrier()) return false;
+  return w.team_barrier();
+}
+
+/// Packs each expert's rows in source order.
+template <Worker W>
+HEDDLE_PROTOCOL bool low_latency_pack(W& w, const LowLatencyLayout& layout, int local_experts, const LowLatencyScratch& scratch) {
+  const HeapView& heap = w.heap();
   for (int e = 0; e < local_experts; ++e) {
     int next = e * scratch.block_rows;
     for (int s = 0; s < heap.ranks; ++s) {
@@ -89,6 +95,11 @@ HEDDLE_PROTOCOL bool low_latency_receive(W& w, const LowLatencyLayout& layout, i
   }
   w.complete_all();
   return w.team_barrier();
+}
+
+template <Worker W>
+HEDDLE_PROTOCOL bool low_latency_receive(W& w, const LowLatencyLayout& layout, int local_experts, const LowLatencyScratch& scratch) {
+  return low_latency_hear(w, layout, local_experts, scratch) && low_latency_pack(w, layout, local_experts, scratch);
 }
 
 /// results [local experts, block_rows, H]: each row returns to the slot of its choice at its home.
