@@ -252,9 +252,11 @@ TEST(LayerWorkspace, TokensWithoutMemoryForOutputs) {
       const auto call = [&] { layer.forward(input, step_of(c), wrong ? nullptr : out.data()); };
       const auto since = std::chrono::steady_clock::now();
       if (wrong) {
-        expect_thrown<InputError>(call, [&](const InputError& error) { EXPECT_TRUE(has(error, "no memory for the outputs")) << error.what(); });
+        expect_thrown<InputError>(
+            call, [&](const InputError& error) { EXPECT_TRUE(has(error, "no memory for the outputs")) << error.what(); });
       } else {
-        expect_thrown<FaultError>(call, [&](const FaultError& error) { EXPECT_EQ(error.fault().rank, wrong_rank) << error.what(); });
+        expect_thrown<FaultError>(call,
+                                  [&](const FaultError& error) { EXPECT_EQ(error.fault().rank, wrong_rank) << error.what(); });
       }
       EXPECT_LT(std::chrono::steady_clock::now() - since, patience / 2) << "waited for the deadline";
     });

@@ -92,8 +92,8 @@ std::shared_ptr<HostMemory> welcome_all(const std::string& name, int ranks, Cloc
   const Descriptor listener(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (bind(listener.number, reinterpret_cast<const sockaddr*>(&address.value), address.length) != 0 ||
       listen(listener.number, ranks) != 0) {
-    throw InputError(fmt::format("group \"{}\": rank 0 cannot listen ({}); is another group of this name running?", name,
-                                 std::strerror(errno)));
+    throw InputError(
+        fmt::format("group \"{}\": rank 0 cannot listen ({}); is another group of this name running?", name, std::strerror(errno)));
   }
   auto memory = HostMemory::create();
   const int status = memory->reserve(0, control_stride * static_cast<std::size_t>(ranks));
@@ -116,8 +116,8 @@ std::shared_ptr<HostMemory> welcome_all(const std::string& name, int ranks, Cloc
     const bool fits = hello.ranks == ranks && hello.rank > 0 && hello.rank < ranks && !here[static_cast<std::size_t>(hello.rank)];
     answer(connection.number, fits ? 'w' : 'r', memory->descriptor());
     if (!fits) {
-      throw InputError(fmt::format("group \"{}\" of {} ranks: refused a process that came as rank {} of {}", name, ranks, hello.rank,
-                                   hello.ranks));
+      throw InputError(fmt::format("group \"{}\" of {} ranks: refused a process that came as rank {} of {}", name, ranks,
+                                   hello.rank, hello.ranks));
     }
     here[static_cast<std::size_t>(hello.rank)] = true;
     --missing;
@@ -159,8 +159,10 @@ std::shared_ptr<HostMemory> call_rank_0(const std::string& name, int rank, int r
       const Answer answer = wait_readable(connection.number, end) ? receive_answer(connection.number) : Answer{};
       if (!answer.came) throw FaultError({rank, 0, phase, "answer", 1, 0});
       if (answer.memory) return answer.memory;
-      throw InputError(fmt::format("group \"{}\": rank 0 refused rank {} of {}; do all processes name the same number of ranks and "
-                                   "different ranks?", name, rank, ranks));
+      throw InputError(
+          fmt::format("group \"{}\": rank 0 refused rank {} of {}; do all processes name the same number of ranks and "
+                      "different ranks?",
+                      name, rank, ranks));
     }
     if (Clock::now() >= end) throw FaultError({rank, 0, phase, "open socket", 1, 0});
     std::this_thread::sleep_for(std::chrono::milliseconds(2));

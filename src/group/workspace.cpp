@@ -48,8 +48,8 @@ void compare_configurations(Group& group, const std::string& configuration) {
       const std::string want = i < expected.size() ? expected[i] : "nothing";
       const std::string have = i < found.size() ? found[i] : "nothing";
       if (want == have) continue;
-      throw InputError(fmt::format("ranks disagree: rank {} was created with {}, rank {} with {}; all ranks need the same", rank, have,
-                                   first, want));
+      throw InputError(fmt::format("ranks disagree: rank {} was created with {}, rank {} with {}; all ranks need the same", rank,
+                                   have, first, want));
     }
   }
 }

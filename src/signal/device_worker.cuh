@@ -80,9 +80,15 @@ class DeviceWorker {
   __device__ Ticket quantise_row(std::byte* to, const bf16* from, const RowFormat& format) {
     verb();
     switch (format.wire) {
-      case Wire::bf16: copy_vectors(to, reinterpret_cast<const std::byte*>(from), format.row_bytes()); break;
-      case Wire::fp8: quantise_fp8(to, from, format); break;
-      case Wire::nvfp4: quantise_nvfp4(to, from, format); break;
+      case Wire::bf16:
+        copy_vectors(to, reinterpret_cast<const std::byte*>(from), format.row_bytes());
+        break;
+      case Wire::fp8:
+        quantise_fp8(to, from, format);
+        break;
+      case Wire::nvfp4:
+        quantise_nvfp4(to, from, format);
+        break;
     }
     return {};
   }
@@ -112,7 +118,9 @@ class DeviceWorker {
     }
     __syncwarp();
   }
-  __device__ bool acquire(const Word* word, const WordName& name, std::uint32_t& value) { return acquire_at_least(word, name, 0, value); }
+  __device__ bool acquire(const Word* word, const WordName& name, std::uint32_t& value) {
+    return acquire_at_least(word, name, 0, value);
+  }
   __device__ bool acquire_at_least(const Word* word, const WordName& name, std::uint32_t least, std::uint32_t& value) {
     verb();
     Word seen = 0;
@@ -206,7 +214,8 @@ class DeviceWorker {
     return parts;
   }
   template <class Terms>
-  __device__ void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last, int part = 0, int parts = 1) {
+  __device__ void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last, int part = 0,
+                              int parts = 1) {
     verb();
     __syncwarp();
     // Parts are multiples of eight values; the last one takes what is left.
@@ -214,9 +223,15 @@ class DeviceWorker {
     const int begin = part * share;
     const int end = part + 1 == parts ? format.row.hidden : begin + share;
     switch (format.row.wire) {
-      case Wire::bf16: reduce<Wire::bf16>(out, n, terms, format, last, begin, end); break;
-      case Wire::fp8: reduce<Wire::fp8>(out, n, terms, format, last, begin, end); break;
-      case Wire::nvfp4: reduce<Wire::nvfp4>(out, n, terms, format, last, begin, end); break;
+      case Wire::bf16:
+        reduce<Wire::bf16>(out, n, terms, format, last, begin, end);
+        break;
+      case Wire::fp8:
+        reduce<Wire::fp8>(out, n, terms, format, last, begin, end);
+        break;
+      case Wire::nvfp4:
+        reduce<Wire::nvfp4>(out, n, terms, format, last, begin, end);
+        break;
     }
   }
   __device__ void finish_epoch() {
@@ -367,7 +382,8 @@ class DeviceWorker {
       std::uint32_t codes = 0;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const std::uint8_t code = power_of_two ? fp8_code_by_inverse(four.value[i], group.inverse) : fp8_code(four.value[i], group.scale);
+        const std::uint8_t code =
+            power_of_two ? fp8_code_by_inverse(four.value[i], group.inverse) : fp8_code(four.value[i], group.scale);
         codes |= static_cast<std::uint32_t>(code) << (8 * i);
       }
       *reinterpret_cast<std::uint32_t*>(to + at) = codes;
@@ -379,7 +395,8 @@ class DeviceWorker {
         reinterpret_cast<std::uint32_t*>(scales)[number] = group.code;
       }
     };
-    quantise<width, 8>(from, format.hidden, [](float value) { return fp8_magnitude(value); }, make_scale, store);
+    quantise<width, 8>(
+        from, format.hidden, [](float value) { return fp8_magnitude(value); }, make_scale, store);
     pad_scales(to, format);
   }
 
@@ -406,7 +423,8 @@ class DeviceWorker {
       *reinterpret_cast<std::uint16_t*>(to + at / 2) = static_cast<std::uint16_t>(codes);
       if (first_lane) scales[at / RowFormat::nvfp4_group] = static_cast<std::byte>(group.code);
     };
-    quantise<4, 4>(from, format.hidden, [](float value) { return nvfp4_magnitude(value); }, make_scale, store);
+    quantise<4, 4>(
+        from, format.hidden, [](float value) { return nvfp4_magnitude(value); }, make_scale, store);
     pad_scales(to, format);
   }
 
@@ -427,14 +445,15 @@ class DeviceWorker {
       const std::byte* scales = row + format.scale_offset();
       const int group = at / format.quantisation.group;
       const float scale = format.quantisation.scale == ScaleFormat::ue8m0 ? from_ue8m0(static_cast<std::uint8_t>(scales[group]))
-                                                                           : reinterpret_cast<const float*>(scales)[group];
+                                                                          : reinterpret_cast<const float*>(scales)[group];
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         eight.value[j] = from_e4m3(static_cast<std::uint8_t>((j < 4 ? codes.x : codes.y) >> (8 * (j % 4)))) * scale;
       }
     } else {
       const std::uint32_t codes = *reinterpret_cast<const std::uint32_t*>(row + at / 2);
-      const auto scale = static_cast<std::uint8_t>(row[format.scale_offset() + static_cast<std::size_t>(at / RowFormat::nvfp4_group)]);
+      const auto scale =
+          static_cast<std::uint8_t>(row[format.scale_offset() + static_cast<std::size_t>(at / RowFormat::nvfp4_group)]);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         eight.value[j] = nvfp4_value(static_cast<std::uint8_t>(codes >> (4 * j) & 0xF), scale, format.global_scale);
@@ -459,7 +478,8 @@ class DeviceWorker {
           some[j] = first + j < n ? terms(first + j) : SumTerm{};
 #pragma unroll
           for (int c = 0; c < chunks; ++c) {
-            if (some[j].row != nullptr && at + c * step < end) values[c][j] = load_eight<wire>(some[j].row, at + c * step, format.row);
+            if (some[j].row != nullptr && at + c * step < end)
+              values[c][j] = load_eight<wire>(some[j].row, at + c * step, format.row);
           }
         }
 #pragma unroll
@@ -469,7 +489,8 @@ class DeviceWorker {
           for (int c = 0; c < chunks; ++c) {
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-              sums[c][i] = format.weighted ? __fmaf_rn(some[j].weight, values[c][j].value[i], sums[c][i]) : sums[c][i] + values[c][j].value[i];
+              sums[c][i] = format.weighted ? __fmaf_rn(some[j].weight, values[c][j].value[i], sums[c][i])
+                                           : sums[c][i] + values[c][j].value[i];
             }
           }
         }
@@ -492,7 +513,8 @@ class DeviceWorker {
     std::uint32_t pairs[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      pairs[j] = static_cast<std::uint32_t>(to_bf16(values[2 * j]).bits) | static_cast<std::uint32_t>(to_bf16(values[2 * j + 1]).bits) << 16;
+      pairs[j] = static_cast<std::uint32_t>(to_bf16(values[2 * j]).bits) |
+                 static_cast<std::uint32_t>(to_bf16(values[2 * j + 1]).bits) << 16;
     }
     *reinterpret_cast<uint4*>(out) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
   }

@@ -39,7 +39,8 @@ class SharedBlock {
  public:
   explicit SharedBlock(std::size_t bytes) : bytes_(std::max<std::size_t>(bytes, 1)) {
     address_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (address_ == MAP_FAILED) throw InputError(fmt::format("cannot map {} bytes for the outputs: {}", bytes_, std::strerror(errno)));
+    if (address_ == MAP_FAILED)
+      throw InputError(fmt::format("cannot map {} bytes for the outputs: {}", bytes_, std::strerror(errno)));
   }
   ~SharedBlock() { munmap(address_, bytes_); }
   SharedBlock(const SharedBlock&) = delete;
@@ -57,7 +58,7 @@ struct Job {
   Placement placement;
   std::vector<int> firsts;  ///< first token of each rank
   int most_tokens = 0;
-  bf16* output = nullptr;   ///< [T, H]
+  bf16* output = nullptr;  ///< [T, H]
   RankOutcome* outcomes = nullptr;
 };
 
@@ -226,10 +227,14 @@ void throw_failure(const Job& job, const std::string& killed) {
   const RankOutcome* chosen = nullptr;
   const auto weight = [](const RankOutcome& outcome) {
     switch (outcome.state) {
-      case RankOutcome::State::done: return 0;
-      case RankOutcome::State::silent: return 1;
-      case RankOutcome::State::fault: return outcome.own_fault ? 3 : 2;
-      case RankOutcome::State::bad_input: return 4;
+      case RankOutcome::State::done:
+        return 0;
+      case RankOutcome::State::silent:
+        return 1;
+      case RankOutcome::State::fault:
+        return outcome.own_fault ? 3 : 2;
+      case RankOutcome::State::bad_input:
+        return 4;
     }
     return 0;
   };
@@ -240,9 +245,12 @@ void throw_failure(const Job& job, const std::string& killed) {
   if (chosen == nullptr) return;
   const auto rank = chosen - job.outcomes;
   switch (chosen->state) {
-    case RankOutcome::State::bad_input: throw InputError(chosen->message);
-    case RankOutcome::State::silent: throw Error(ErrorKind::fault, fmt::format("the process of rank {} ended without a word{}", rank, killed));
-    default: throw Error(ErrorKind::fault, chosen->message + killed);
+    case RankOutcome::State::bad_input:
+      throw InputError(chosen->message);
+    case RankOutcome::State::silent:
+      throw Error(ErrorKind::fault, fmt::format("the process of rank {} ended without a word{}", rank, killed));
+    default:
+      throw Error(ErrorKind::fault, chosen->message + killed);
   }
 }
 
@@ -264,7 +272,12 @@ JobResult run_job(const Inputs& inputs, const LayerOptions& options) {
   const std::size_t values = static_cast<std::size_t>(inputs.tokens()) * hidden;
   const SharedBlock output(values * sizeof(bf16));
   const SharedBlock outcomes(ranks * sizeof(RankOutcome));
-  Job job{inputs, options, Placement::contiguous(inputs.source.shape.experts, inputs.ranks), {}, 0, static_cast<bf16*>(output.address()),
+  Job job{inputs,
+          options,
+          Placement::contiguous(inputs.source.shape.experts, inputs.ranks),
+          {},
+          0,
+          static_cast<bf16*>(output.address()),
           static_cast<RankOutcome*>(outcomes.address())};
   for (std::size_t r = 0, first = 0; r < ranks; ++r) {
     job.firsts.push_back(static_cast<int>(first));

@@ -69,7 +69,9 @@ class LowLatencyExchange final : public HostExchange {
   void combine_receive(const CombineOutput& output) override {
     accept(output);
     const bool weighted = options_.weight_at == WeightAt::combine;
-    run([&](HostWorker& w) { return low_latency_collect(w, layout_, input_, placement_, weighted, shared_rows(output), output.out); });
+    run([&](HostWorker& w) {
+      return low_latency_collect(w, layout_, input_, placement_, weighted, shared_rows(output), output.out);
+    });
     finish(output);
   }
 
