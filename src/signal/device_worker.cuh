@@ -181,17 +181,42 @@ class DeviceWorker {
 
   template <class Wanted, class Found>
   __device__ int enumerate(int n, Wanted wanted, Found found) {
+    constexpr int ahead = 8;  // looks at this many indices a lane before it numbers them
     verb();
     int number = 0;
-    for (int base = 0; base < n; base += lanes_of_warp) {
-      const int i = base + lane_;
-      const bool mine = i < n && wanted(i);
-      const unsigned matches = __ballot_sync(all_lanes, mine);
-      if (mine) found(i, number + __popc(matches & ((1u << lane_) - 1u)));
-      number += __popc(matches);
+    for (int base = 0; base < n; base += ahead * lanes_of_warp) {
+      bool mine[ahead];
+#pragma unroll
+      for (int j = 0; j < ahead; ++j) {
+        const int i = base + j * lanes_of_warp + lane_;
+        mine[j] = i < n && wanted(i);
+      }
+#pragma unroll
+      for (int j = 0; j < ahead; ++j) {
+        const unsigned matches = __ballot_sync(all_lanes, mine[j]);
+        if (mine[j]) found(base + j * lanes_of_warp + lane_, number + __popc(matches & ((1u << lane_) - 1u)));
+        number += __popc(matches);
+      }
     }
     __syncwarp();
     return number;
+  }
+  template <class CountOf, class Visit>
+  __device__ int deal(int regions, int group, CountOf count_of, Visit visit) {
+    int row = 0;
+    int next = index_;
+    int before = 0;
+    for (int base = 0; base < regions; base += lanes_of_warp) {
+      const int mine = base + lane_ < regions ? count_of(base + lane_) : 0;
+      for (int region = base; region < regions && region < base + lanes_of_warp; ++region) {
+        if (region % group == 0) before = 0;
+        const int rows = __shfl_sync(all_lanes, mine, region - base);
+        for (; next < row + rows; next += count_) visit(region, next - row, before);
+        row += rows;
+        before += rows;
+      }
+    }
+    return before;
   }
   /// f(i) for i < n, each by one lane.
   template <class F>

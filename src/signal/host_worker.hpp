@@ -77,6 +77,20 @@ class HostWorker {
   Patience look();
   bool rest(Patience& patience, const WordName& name, Word expected, Word seen);
   bool team_barrier();
+  template <class CountOf, class Visit>
+  int deal(int regions, int group, CountOf count_of, Visit visit) {
+    int row = 0;
+    int next = index();
+    int before = 0;
+    for (int region = 0; region < regions; ++region) {
+      if (region % group == 0) before = 0;
+      const int rows = count_of(region);
+      for (; next < row + rows; next += count()) visit(region, next - row, before);
+      row += rows;
+      before += rows;
+    }
+    return before;
+  }
   template <class F>
   void lanes(int n, F f) {
     for (int i = 0; i < n; ++i) f(i);

@@ -71,6 +71,9 @@ struct LastTerm {
 //                              expected, seen: words as they are, epoch included, for the error
 //   w.team_barrier()           all workers of this rank; orders their writes
 //   w.lanes(n, f)              f(i) for i < n, each by one lane; w.once(f): f() by one lane; both seen by all lanes after
+//   w.deal(regions, group, count_of, visit)  rows [0, count_of(region)) of all regions, dealt evenly over the workers:
+//                              visit(region, slot, before), before: rows of earlier regions of the same group of regions;
+//                              returns the rows of the last group
 //   w.enumerate(n, wanted, found)  numbers the indices i < n with wanted(i): found(i, number); returns how many
 //   w.row_parts(rows, hidden)  into how many parts sums of rows are divided, so that all workers have some
 //   w.reduce_rows(out, n, terms, format, last, part, parts)  out = bf16(sum over i < n of terms(i), then last.factor * last.row)

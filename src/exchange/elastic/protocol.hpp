@@ -62,12 +62,9 @@ HEDDLE_PROTOCOL bool elastic_receive(W& w, const ElasticLayout& layout, const El
 /// visit(i, number) for the arrived rows in (source, slot) order: i counts them, number is the region row.
 template <Worker W, class Visit>
 HEDDLE_PROTOCOL int for_arrived_rows(W& w, const ElasticLayout& layout, const std::int32_t* arrived, Visit visit) {
-  int first = 0;
-  for (int s = 0; s < layout.shape.ranks; ++s) {
-    for (int slot = w.index(); slot < arrived[s]; slot += w.count()) visit(first + slot, s, slot);
-    first += arrived[s];
-  }
-  return first;
+  const int ranks = layout.shape.ranks;
+  return w.deal(
+      ranks, ranks, [&](int s) { return arrived[s]; }, [&](int s, int slot, int before) { visit(before + slot, s, slot); });
 }
 
 /// Copy epilogue, first part: the routing of the arrived rows, then "no expert" up to `room` rows.

@@ -79,20 +79,22 @@ HEDDLE_PROTOCOL bool low_latency_hear(W& w, const LowLatencyLayout& layout, int 
 template <Worker W>
 HEDDLE_PROTOCOL bool low_latency_pack(W& w, const LowLatencyLayout& layout, int local_experts, const LowLatencyScratch& scratch) {
   const HeapView& heap = w.heap();
-  for (int e = 0; e < local_experts; ++e) {
-    int next = e * scratch.block_rows;
-    for (int s = 0; s < heap.ranks; ++s) {
-      const int count = scratch.arrived[e * heap.ranks + s];
-      for (int slot = w.index(); slot < count; slot += w.count()) {
-        const std::size_t from = layout.row_number(e, s, slot);
-        const auto to = static_cast<std::size_t>(next + slot);
-        w.copy_row(scratch.rows + to * layout.wire.row_bytes(), heap.mine<std::byte>(layout.row(from)), layout.wire);
-        w.complete(w.copy_bytes(&scratch.origins[to], heap.mine<std::byte>(layout.origin(from)), sizeof(PairOrigin)));
-        scratch.weights[to] = scratch.origins[to].weight;
-      }
-      next += count;
-    }
-    if (w.index() == 0) scratch.counts[e] = next - e * scratch.block_rows;
+  const int ranks = heap.ranks;
+  const auto arrived = [&](int region) { return scratch.arrived[region]; };
+  w.deal(local_experts * ranks, ranks, arrived, [&](int region, int slot, int before) {
+    const int e = region / ranks;
+    const std::size_t from = layout.row_number(e, region % ranks, slot);
+    const auto to = static_cast<std::size_t>(e * scratch.block_rows + before + slot);
+    w.copy_row(scratch.rows + to * layout.wire.row_bytes(), heap.mine<std::byte>(layout.row(from)), layout.wire);
+    w.complete(w.copy_bytes(&scratch.origins[to], heap.mine<std::byte>(layout.origin(from)), sizeof(PairOrigin)));
+    scratch.weights[to] = scratch.origins[to].weight;
+  });
+  if (w.index() == 0) {
+    w.lanes(local_experts, [&](int e) {
+      int rows = 0;
+      for (int s = 0; s < ranks; ++s) rows += scratch.arrived[e * ranks + s];
+      scratch.counts[e] = rows;
+    });
   }
   w.complete_all();
   return w.team_barrier();
@@ -110,19 +112,14 @@ HEDDLE_PROTOCOL bool low_latency_return(W& w, const LowLatencyLayout& layout, in
                                         const LowLatencyScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
-  for (int e = 0; e < local_experts; ++e) {
-    auto next = static_cast<std::size_t>(e) * static_cast<std::size_t>(scratch.block_rows);
-    for (int s = 0; s < heap.ranks; ++s) {
-      const int count = scratch.arrived[e * heap.ranks + s];
-      for (int slot = w.index(); slot < count; slot += w.count()) {
-        const std::size_t number = next + static_cast<std::size_t>(slot);
-        const std::byte* row = row_to_send(w, results + number * static_cast<std::size_t>(layout.returned.hidden), layout.returned);
-        const auto pair = static_cast<std::size_t>(scratch.origins[number].pair);
-        w.copy_row(heap.at<std::byte>(s, layout.slot(pair)), row, layout.returned);
-      }
-      next += static_cast<std::size_t>(count);
-    }
-  }
+  const int ranks = heap.ranks;
+  const auto arrived = [&](int region) { return scratch.arrived[region]; };
+  w.deal(local_experts * ranks, ranks, arrived, [&](int region, int slot, int before) {
+    const auto number = static_cast<std::size_t>(region / ranks * scratch.block_rows + before + slot);
+    const std::byte* row = row_to_send(w, results + number * static_cast<std::size_t>(layout.returned.hidden), layout.returned);
+    const auto pair = static_cast<std::size_t>(scratch.origins[number].pair);
+    w.copy_row(heap.at<std::byte>(region % ranks, layout.slot(pair)), row, layout.returned);
+  });
   w.complete_all();
   if (!w.team_barrier()) return false;
   for (int home = w.index(); home < heap.ranks; home += w.count()) {

@@ -68,13 +68,12 @@ template <Worker W>
 HEDDLE_PROTOCOL bool one_sided_list(W& w, const OneSidedLayout& layout, int block_rows, const PlacementView& placement,
                                     const OneSidedScratch& scratch, const ArrivedRouting& routing) {
   const HeapView& heap = w.heap();
-  for (int s = 0; s < heap.ranks; ++s) {
-    for (int slot = w.index(); slot < block_rows; slot += w.count()) {
-      const std::size_t number = OneSidedLayout::row_number(s, block_rows, slot);
-      const bool real = slot < scratch.arrived[s];
-      take_routing(w, routing, number, real ? heap.template mine<std::byte>(layout.routing(number)) : nullptr, placement);
-    }
-  }
+  const auto block = [&](int) { return block_rows; };
+  w.deal(heap.ranks, heap.ranks, block, [&](int s, int slot, int) {
+    const std::size_t number = OneSidedLayout::row_number(s, block_rows, slot);
+    const bool real = slot < scratch.arrived[s];
+    take_routing(w, routing, number, real ? heap.template mine<std::byte>(layout.routing(number)) : nullptr, placement);
+  });
   return w.team_barrier();
 }
 
@@ -84,13 +83,12 @@ HEDDLE_PROTOCOL bool one_sided_offer(W& w, const OneSidedLayout& layout, int blo
                                      const OneSidedScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
-  for (int s = 0; s < heap.ranks; ++s) {
-    for (int slot = w.index(); slot < scratch.arrived[s]; slot += w.count()) {
-      const std::size_t number = OneSidedLayout::row_number(s, block_rows, slot);
-      const std::byte* row = row_to_send(w, results + number * static_cast<std::size_t>(layout.returned.hidden), layout.returned);
-      w.copy_row(heap.mine<std::byte>(layout.result(number)), row, layout.returned);
-    }
-  }
+  const auto arrived = [&](int s) { return scratch.arrived[s]; };
+  w.deal(heap.ranks, heap.ranks, arrived, [&](int s, int slot, int) {
+    const std::size_t number = OneSidedLayout::row_number(s, block_rows, slot);
+    const std::byte* row = row_to_send(w, results + number * static_cast<std::size_t>(layout.returned.hidden), layout.returned);
+    w.copy_row(heap.mine<std::byte>(layout.result(number)), row, layout.returned);
+  });
   w.complete_all();
   if (!w.team_barrier()) return false;
   for (int home = w.index(); home < heap.ranks; home += w.count()) {
