@@ -21,7 +21,8 @@ static void run_rank(Group& group) {
   weights.placement = Placement::contiguous(experts, ranks);
   std::vector<std::vector<bf16>> storage(3 * experts);
   for (const int e : weights.placement.experts_of(group.rank())) {
-    weights.experts.push_back({constant(storage[3 * e], intermediate, hidden, 0.01f), constant(storage[3 * e + 1], intermediate, hidden, 0.01f),
+    weights.experts.push_back({constant(storage[3 * e], intermediate, hidden, 0.01f),
+                               constant(storage[3 * e + 1], intermediate, hidden, 0.01f),
                                constant(storage[3 * e + 2], hidden, intermediate, 0.1f * static_cast<float>(e + 1))});
   }
   LayerOptions options;
@@ -29,7 +30,8 @@ static void run_rank(Group& group) {
   options.cap = tokens;
   const ExchangeOptions exchange = exchange_options(weights, options);
   const ExchangeMemory memory = exchange_memory(exchange);
-  Workspace workspace(group, memory.heap_bytes(ranks), describe(exchange));  // the same on all ranks, or an error that names the difference
+  Workspace workspace(group, memory.heap_bytes(ranks),
+                      describe(exchange));  // the same on all ranks, or an error that names the difference
   MoeLayer layer(workspace, memory, weights, options);
 
   const std::vector<bf16> input(tokens * hidden, to_bf16(1.0f));
@@ -39,7 +41,8 @@ static void run_rank(Group& group) {
   const std::vector<float> choice_weights(tokens * topk, 0.5f);
   layer.forward({tokens, input.data(), ids.data(), choice_weights.data()}, {tokens, Phase::decode}, output.data());
   for (int t = 0; t < tokens; ++t) {
-    std::printf("rank %d, token %d, experts %d and %d: %g\n", group.rank(), t, ids[2 * t], ids[2 * t + 1], to_float(output[t * hidden]));
+    std::printf("rank %d, token %d, experts %d and %d: %g\n", group.rank(), t, ids[2 * t], ids[2 * t + 1],
+                to_float(output[t * hidden]));
   }
   workspace.close();
 }

@@ -140,7 +140,42 @@ TEST_F(CommandFailures, DevicesAndPipesStayWhatTheyAre) {
 
 TEST_F(CommandFailures, SizesBeyondMemory) {
   expect_error(2, "run" + small_layer + " --ranks 2 --tokens 2147483647 --way gather --out " + file("never"), "memory");
-  expect_error(2, "run" + small_layer + " --ranks 3 --tokens 6 --way gather --cap 2000000000 --out " + file("never"), "no memory");
+  expect_error(2, "run" + small_layer + " --ranks 3 --tokens 6 --way gather --cap 300000000 --out " + file("never"), "no memory");
+  expect_error(2, "run" + small_layer + " --ranks 3 --tokens 6 --way gather --cap 2000000000 --out " + file("never"), "32 bits");
+}
+
+/// Refused at once, not when the machine has no page left.
+TEST_F(CommandFailures, WeightsBeyondMemory) {
+  const std::string how = "run --preset mixtral-8x7b --ranks 2 --tokens 6 --way gather --out " + file("never");
+  expect_error(2, how + " --hidden 128 --intermediate 64 --experts 2147483647", "--experts");
+  expect_error(2, how + " --hidden 128 --intermediate 2147483584", "--intermediate");
+  expect_error(2, how + " --hidden 2147483584 --intermediate 2147483584", "--hidden");
+}
+
+TEST_F(CommandFailures, OptionsThatCannotApply) {
+  const std::string saved = file("saved");
+  expect_done("verify" + small_layer + " --ranks 2 --tokens 4 --way gather --save-inputs " + saved);
+  const std::string files = "verify --layer " + saved + " --batch " + saved + "/batch.safetensors --ranks 2 ";
+  expect_done(files + "--topk 2");
+  expect_error(2, files + "--topk 3", "2 choices");
+  for (const std::string option : {"--hidden 64", "--intermediate 64", "--experts 4", "--weights bf16"}) {
+    expect_error(2, files + option, "--preset");
+  }
+  for (const std::string option : {"--trace-layer 1", "--trace-step 1", "--trace-expand 4"}) {
+    expect_error(2, files + option, "--trace");
+  }
+  expect_error(2, files + "--hidden-states gaussian", "--batch");
+  expect_error(2, files + "--way gather --deepep-mode fast", "low_latency");
+}
+
+TEST_F(CommandFailures, NumbersAreReadWhole) {
+  for (const char* seed : {"-1", "18446744073709551616", "0x10", "''"}) expect_error(2, good("o") + " --seed " + seed, "--seed");
+  for (const char* scale : {"nan", "inf", "''", "1x"}) expect_error(2, good("o") + " --route-scale " + scale, "--route-scale");
+  expect_error(2, good("o") + " --routing hot:0.5", "hot:RANK");
+}
+
+TEST_F(CommandFailures, LimitsOfTheShell) {
+  expect_error_of_script(2, "ulimit -f 8; \"$heddle\" " + good("o") + " --cap 3000", "File too large");
 }
 
 // ---- ranks that fail ---------------------------------------------------------------------------------
@@ -208,9 +243,10 @@ class RanksAsProcesses : public CommandTest {
   std::vector<pid_t> children_;
 };
 
-TEST_F(RanksAsProcesses, AKilledRankIsAFault) {
+TEST_F(RanksAsProcesses, AKilledRankIsAFaultThatNamesTheSignal) {
   ASSERT_EQ(0, ::kill(children_[1], SIGKILL));
   expect_fault();
+  EXPECT_NE(std::string::npos, text_of(file("err")).find("signal 9")) << text_of(file("err"));
 }
 
 TEST_F(RanksAsProcesses, AStoppedRankIsAFaultAndIsEnded) {

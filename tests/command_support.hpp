@@ -52,10 +52,12 @@ class CommandTest : public ::testing::Test {
 #endif
   }
 
-  Ran run(const std::string& arguments) const {
+  Ran run(const std::string& arguments) const { return shell("\"$heddle\" " + arguments); }
+  /// A script in which $heddle is the command; the status is that of its last line.
+  Ran shell(const std::string& script) const {
     const std::string out = logs_.file("out");
     const std::string err = logs_.file("err");
-    const int status = std::system(("'" + command_ + "' " + arguments + " >'" + out + "' 2>'" + err + "'").c_str());
+    const int status = std::system(("heddle='" + command_ + "'\n{ " + script + "\n} >'" + out + "' 2>'" + err + "'").c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), text_of(out), text_of(err)};
   }
 
@@ -67,8 +69,11 @@ class CommandTest : public ::testing::Test {
 
   /// One line on standard error that names `part`, and nothing new in the test's folder.
   void expect_error(int status, const std::string& arguments, const std::string& part) const {
+    expect_error_of_script(status, "\"$heddle\" " + arguments, part);
+  }
+  void expect_error_of_script(int status, const std::string& arguments, const std::string& part) const {
     const auto before = files();
-    const Ran ran = run(arguments);
+    const Ran ran = shell(arguments);
     EXPECT_EQ(status, ran.status) << arguments << "\n" << ran.err;
     EXPECT_EQ(0u, ran.err.find("heddle: ")) << ran.err;
     EXPECT_EQ(ran.err.size() - 1, ran.err.find('\n')) << "one line: " << ran.err;

@@ -44,6 +44,12 @@ TEST_F(VerifyCommand, EveryWayPasses) {
   EXPECT_EQ(verify(0, layer + " --ranks 3 --activation bf16").at("ways").at(0).at("bound"), 4e-3);
 }
 
+TEST_F(VerifyCommand, NobodyHasTokens) {
+  for (const std::string more : {"", " --tensor-parallel", " --tensor-parallel --processes"}) {
+    verify(0, deepseek_layer + " --experts 4 --topk 2 --ranks 3 --tokens 0" + more);
+  }
+}
+
 TEST_F(VerifyCommand, PassesWithOtherOptions) {
   for (const std::string options :
        {"--ranks 1", "--ranks 8 --processes", "--ranks 2 --weight-at combine --group 32 --scale f32",

@@ -17,7 +17,7 @@ namespace heddle {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::chrono::milliseconds deadline(sanitized ? 2000 : 1000);
+constexpr std::chrono::milliseconds deadline(sanitized ? 2500 : 1500);
 
 /// Stops the workers of one rank before a chosen verb, until it is let go. Counts verbs otherwise.
 class Stall {
@@ -135,7 +135,8 @@ void check_stalls(const Case& c, std::uint64_t seed) {
     const int verbs = mine.verbs();
     int round = 1;
     for (const StallPlan& plan : plans) {
-      SCOPED_TRACE(testing::Message() << "stall " << static_cast<int>(plan.where) << " of rank " << plan.victim << ", seed " << seed);
+      SCOPED_TRACE(testing::Message() << "stall " << static_cast<int>(plan.where) << " of rank " << plan.victim << ", seed "
+                                      << seed);
       ended = 0;
       group.barrier("before the stall");
       if (me == plan.victim) {
@@ -211,7 +212,8 @@ std::vector<NamedMistake> mistakes() {
       {"no hidden states", "input check",
        [](Exchange& exchange, const Case& c, int rank) {
          const RankData data = draw(c, rank, 0);
-         exchange.dispatch({c.tokens_of(rank), nullptr, data.ids.data(), data.weights.data(), {}}, {c.most_tokens(), Phase::decode});
+         exchange.dispatch({c.tokens_of(rank), nullptr, data.ids.data(), data.weights.data(), {}},
+                           {c.most_tokens(), Phase::decode});
        }},
       {"a payload that was not announced", "input check",
        [](Exchange& exchange, const Case& c, int rank) {
@@ -345,8 +347,12 @@ TEST(Faults, DifferentOptionsAreNamedOnEveryRank) {
       {"rank 2 was created with topk=2, rank 0 with topk=3", [](ExchangeOptions& o) { o.topk = 2; }},
       {"rank 2 was created with way=one_sided, rank 0 with way=low_latency",
        [](ExchangeOptions& o) { o = options_for(Way::one_sided, 64, 7, 3, 3, 6); }},
-      {"rank 2 was created with experts=8, rank 0 with experts=7", [](ExchangeOptions& o) { o.placement = Placement::contiguous(8, 3); }},
-      {"rank 2 was created with placement=", [](ExchangeOptions& o) { o.placement = Placement::from_map({0, 1, 2, 0, 1, 2, 0}, 3); }},
+      {"rank 2 was created with experts=8, rank 0 with experts=7",
+       [](ExchangeOptions& o) { o.placement = Placement::contiguous(8, 3); }},
+      {"rank 2 was created with placement=",
+       [](ExchangeOptions& o) {
+         o.placement = Placement::from_map({0, 1, 2, 0, 1, 2, 0}, 3);
+       }},
       {"rank 2 was created with wire=", [](ExchangeOptions& o) { o.wire = Wire::fp8; }},
       {"rank 2 was created with combine_wire=", [](ExchangeOptions& o) { o.combine_wire = Wire::nvfp4; }},
       {"rank 2 was created with group=32, rank 0 with group=128", [](ExchangeOptions& o) { o.quantisation.group = 32; }},

@@ -49,7 +49,8 @@ std::vector<Case> all_cases(int ranks, std::uint64_t seed) {
         c.options.arrived = layout;
         c.options.cpu_sync = cpu_sync;
         std::vector<int> map;
-        for (int e = 0; e < 9; ++e) map.push_back(static_cast<int>(random() % static_cast<std::uint64_t>(ranks > 1 ? ranks - 1 : 1)));
+        for (int e = 0; e < 9; ++e)
+          map.push_back(static_cast<int>(random() % static_cast<std::uint64_t>(ranks > 1 ? ranks - 1 : 1)));
         c.options.placement = Placement::from_map(map, ranks);
         c.options.wire = static_cast<Wire>(random() % 3);
         c.options.combine_wire = static_cast<Wire>(random() % 3);
@@ -88,7 +89,8 @@ TEST(Arrivals, RowsPlacesAndTrafficFollowFromTheIds) {
           std::vector<Moved> back{combined(round, me)};
           if (c.tensor_parallel() || trip.all_outputs) {
             const std::int64_t rows = c.tensor_parallel() ? back[0].rows[0] : c.tokens_of(me);
-            back.push_back({std::vector<std::int64_t>(static_cast<std::size_t>(ranks), rows), 2 * static_cast<std::size_t>(c.options.hidden)});
+            back.push_back(
+                {std::vector<std::int64_t>(static_cast<std::size_t>(ranks), rows), 2 * static_cast<std::size_t>(c.options.hidden)});
           }
           expect_traffic(context.exchange->take_traffic(), back, me);
           expect_traffic(context.exchange->take_traffic(), {}, me);

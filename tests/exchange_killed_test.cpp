@@ -35,7 +35,11 @@ Deaths plan_deaths(std::uint64_t seed, int which) {
 class Life {
  public:
   Life(Group& group, const Case& c)
-      : group_(group), case_(c), live_(ranks, true), memory_(exchange_memory(c.options)), workspace_(group, memory_.heap_bytes(ranks), describe(c.options)) {
+      : group_(group),
+        case_(c),
+        live_(ranks, true),
+        memory_(exchange_memory(c.options)),
+        workspace_(group, memory_.heap_bytes(ranks), describe(c.options)) {
     set_verb_hook([this] {
       if (verb_++ == last_verb_) kill(getpid(), SIGKILL);
     });

@@ -194,5 +194,44 @@ TEST(Stress, TwoContextsInFlightAtOnce) {
   });
 }
 
+// One context refuses an input and is reset again and again; the other one flies on.
+TEST(Stress, FaultsOfOneContextLeaveTheOtherAlone) {
+  const std::uint64_t seed = test_seed();
+  const int ranks = 3;
+  const Mix flying(mixed_cases(seed, ranks, 1));
+  const Mix faulty(mixed_cases(seed + 1, ranks, 1));
+  run_ranks(ranks, {}, [&](Group& group) {
+    Workspace other(group, flying.memory.heap_bytes(ranks), flying.configuration);
+    Workspace workspace(group, faulty.memory.heap_bytes(ranks), faulty.configuration);
+    std::string error;
+    {
+      const std::jthread flight([&] {
+        try {
+          run_context(group, other, flying, seed, sanitized ? 200 : 400);
+        } catch (const std::exception& e) {
+          error = e.what();
+        }
+      });
+      const auto exchanges = create_all(workspace, faulty);
+      for (int round = 0; round < 30; ++round) {
+        const std::size_t which = static_cast<std::size_t>(round) % faulty.cases.size();
+        const Case c = with_tokens(faulty.cases[which], round);
+        const bool refused = group.rank() == round % ranks;
+        if (refused) {
+          EXPECT_THROW(exchanges[which]->dispatch({-1, nullptr, nullptr, nullptr, {}}, {1, Phase::decode}), InputError);
+        } else {
+          EXPECT_THROW(for (int call = 0; call < 2; ++call) round_trip(*exchanges[which], c, group.rank(), round), FaultError);
+        }
+        workspace.reset();
+        round_trip(*exchanges[which], c, group.rank(), round);
+        group.barrier("after the round trip");
+      }
+    }
+    EXPECT_EQ(error, "");
+    workspace.close();
+    other.close();
+  });
+}
+
 }  // namespace
 }  // namespace heddle

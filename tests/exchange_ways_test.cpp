@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <random>
 
 #include "exchange_support.hpp"
@@ -39,7 +40,8 @@ TEST(Ways, RandomShapes) {
     const int experts = pick(1, 3, 7, 8, 16, 40);
     const int cap = pick(1, 5, 16, 33);
     Case c;
-    c.options = options_for(way, pick(64, 128, 192, 320), experts, ranks, static_cast<int>(1 + random() % static_cast<std::uint64_t>(std::min(experts, 16))), cap);
+    c.options = options_for(way, pick(64, 128, 192, 320), experts, ranks,
+                            static_cast<int>(1 + random() % static_cast<std::uint64_t>(std::min(experts, 16))), cap);
     if (pick(0, 1) == 1) {
       std::vector<int> map;
       for (int e = 0; e < experts; ++e) map.push_back(static_cast<int>(random() % static_cast<std::uint64_t>(ranks)));
@@ -54,13 +56,16 @@ TEST(Ways, RandomShapes) {
       c.options.reduce = pick(Reduce::rank, Reduce::home);
       c.options.cpu_sync = pick(0, 1) == 1;
     }
-    if (way == Way::gather) c.options.gather = pick(GatherMode::padded, GatherMode::uneven, GatherMode::zero_filled, GatherMode::tensor_parallel);
-    if (way == Way::normal || way == Way::elastic) c.options.arrived = pick(ArrivedLayout::contiguous, ArrivedLayout::masked, ArrivedLayout::routed);
+    if (way == Way::gather)
+      c.options.gather = pick(GatherMode::padded, GatherMode::uneven, GatherMode::zero_filled, GatherMode::tensor_parallel);
+    if (way == Way::normal || way == Way::elastic)
+      c.options.arrived = pick(ArrivedLayout::contiguous, ArrivedLayout::masked, ArrivedLayout::routed);
     c.options.queue_rows = pick(1, 4, 64);
     c.options.chunk_rows = std::min(c.options.queue_rows, pick(1, 3));
     c.none = pick(0.0, 0.1, 0.6);
     c.hot = pick(0, 0, 0, 1) == 1 ? static_cast<int>(random() % static_cast<std::uint64_t>(ranks)) : -1;
-    for (int r = 0; r < ranks; ++r) c.tokens.push_back(pick(0, 1) == 1 ? cap : static_cast<int>(random() % static_cast<std::uint64_t>(cap + 1)));
+    for (int r = 0; r < ranks; ++r)
+      c.tokens.push_back(pick(0, 1) == 1 ? cap : static_cast<int>(random() % static_cast<std::uint64_t>(cap + 1)));
     c.seed = random() % 100000;
     check(c, 3);
     if (testing::Test::HasFatalFailure() || testing::Test::HasFailure()) return;
@@ -77,6 +82,17 @@ TEST(Ways, ManyRanks) {
       for (int r = 0; r < ranks; ++r) c.tokens.push_back(r % 4);
       c.seed = static_cast<std::uint64_t>(ranks);
       check(c);
+    }
+  }
+}
+
+TEST(Ways, CapBeyondRowNumbersIsRefused) {
+  for (const Way way : {Way::gather, Way::normal, Way::low_latency, Way::elastic, Way::one_sided}) {
+    ExchangeOptions options = options_for(way, 64, 8, 4, 3, 100000000);
+    EXPECT_NO_THROW(check_options(options)) << name(way);
+    for (const int cap : {300000000, std::numeric_limits<int>::max()}) {
+      options.cap = cap;
+      EXPECT_THROW(check_options(options), InputError) << name(way);
     }
   }
 }

@@ -1,5 +1,9 @@
 // Ranks as threads and as processes: meeting, configuration checks, deadlines, reset, nothing left behind.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 
 #include <thread>
 
@@ -52,10 +56,27 @@ TEST(Group, DifferentConfigurationsAreNamed) {
       Workspace workspace(group, 4096, mine);
       ADD_FAILURE() << "rank " << group.rank() << " saw no difference";
     } catch (const InputError& error) {
-      EXPECT_STREQ(error.what(),
-                   "ranks disagree: rank 2 was created with cap=128, rank 0 with cap=64; all ranks need the same");
+      EXPECT_STREQ(error.what(), "ranks disagree: rank 2 was created with cap=128, rank 0 with cap=64; all ranks need the same");
     }
     EXPECT_NO_THROW(Workspace(group, 4096, "cap=64\n"));
+  });
+}
+
+/// A context with many layers has a long configuration.
+TEST(Group, LongConfigurationsAreComparedToTheirEnds) {
+  std::string common;
+  for (int layer = 0; layer < 600; ++layer) common += "layer_" + std::to_string(layer) + "=normal\n";
+  run_ranks(3, {}, [&common](Group& group) {
+    for (const std::size_t length : {std::size_t{3999}, std::size_t{4000}, std::size_t{4001}, common.size()}) {
+      EXPECT_NO_THROW(Workspace(group, 4096, common.substr(0, length)));
+    }
+    const std::string mine = common + (group.rank() == 1 ? "cap=8\n" : "");
+    try {
+      Workspace workspace(group, 4096, mine);
+      ADD_FAILURE() << "rank " << group.rank() << " saw no difference";
+    } catch (const InputError& error) {
+      EXPECT_THAT(error.what(), testing::HasSubstr("rank 1 was created with cap=8")) << error.what();
+    }
   });
 }
 
@@ -209,8 +230,51 @@ TEST(ProcessGroup, MissingRankAndWrongSizeAreNamed) {
   }
   EXPECT_THROW(join_process_group("", 0, 1), InputError);
   EXPECT_THROW(join_process_group("x", 3, 2), InputError);
+  const auto statuses = run_processes(
+      2, [&name](int rank) { EXPECT_THROW(join_process_group(name, rank, rank == 0 ? 2 : 3, {milliseconds(2000)}), Error); });
+  EXPECT_EQ(statuses, (std::vector<int>{0, 0}));
+}
+
+/// An abstract socket on which nobody answers as rank 0 would.
+int listen_as_rank_0(const std::string& name) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const std::string text = "heddle." + name;
+  text.copy(address.sun_path + 1, text.size());
+  const int listener = socket(AF_UNIX, SOCK_STREAM, 0);
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
+  EXPECT_EQ(0, bind(listener, reinterpret_cast<const sockaddr*>(&address), length));
+  EXPECT_EQ(0, listen(listener, 4));
+  return listener;
+}
+
+TEST(ProcessGroup, Rank0ThatDiesBeforeItAnswersIsAFault) {
+  const std::string name = "group_test.silent." + std::to_string(getpid());
+  const int listener = listen_as_rank_0(name);
+  std::thread rank_0([&] { close(accept(listener, nullptr, nullptr)); });
+  try {
+    join_process_group(name, 1, 2, {milliseconds(5000)});
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const FaultError& error) {
+    EXPECT_EQ(error.fault().peer, 0) << error.what();
+  }
+  rank_0.join();
+  close(listener);
+}
+
+TEST(ProcessGroup, GreetingThatCannotBeTakenEndsAtTheDeadline) {
+  const std::string name = "group_test.full." + std::to_string(getpid());
   const auto statuses = run_processes(2, [&name](int rank) {
-    EXPECT_THROW(join_process_group(name, rank, rank == 0 ? 2 : 3, {milliseconds(2000)}), Error);
+    const int next = dup(0);
+    close(next);
+    const auto room = static_cast<rlim_t>(next) + 2;  // rank 0's socket and its memory, and no connection
+    const rlimit limit{room, room};
+    if (rank == 0) {
+      ASSERT_EQ(0, setrlimit(RLIMIT_NOFILE, &limit));
+    }
+    const auto since = std::chrono::steady_clock::now();
+    EXPECT_THROW(join_process_group(name, rank, 2, {milliseconds(200)}), FaultError);
+    EXPECT_LT(std::chrono::steady_clock::now() - since, std::chrono::seconds(5));
   });
   EXPECT_EQ(statuses, (std::vector<int>{0, 0}));
 }

@@ -240,6 +240,47 @@ TEST(LayerWorkspace, TokensWithoutData) {
   }
 }
 
+/// A rank that has nowhere to put the outputs says so before the others wait for it.
+TEST(LayerWorkspace, TokensWithoutMemoryForOutputs) {
+  const std::uint64_t seed = announced_seed();
+  for (const Case& c : cases_of_all_routes(seed)) {
+    constexpr int wrong_rank = 2;
+    expect_recovery(c, true, [&](MoeLayer& layer, const Tokens& tokens, Group& group) {
+      const LayerInput input = input_of(c, tokens, group.rank());
+      std::vector<bf16> out(index((input.tokens + 1) * c.layer.shape.hidden));
+      const bool wrong = group.rank() == wrong_rank;
+      const auto call = [&] { layer.forward(input, step_of(c), wrong ? nullptr : out.data()); };
+      const auto since = std::chrono::steady_clock::now();
+      if (wrong) {
+        expect_thrown<InputError>(
+            call, [&](const InputError& error) { EXPECT_TRUE(has(error, "no memory for the outputs")) << error.what(); });
+      } else {
+        expect_thrown<FaultError>(call,
+                                  [&](const FaultError& error) { EXPECT_EQ(error.fault().rank, wrong_rank) << error.what(); });
+      }
+      EXPECT_LT(std::chrono::steady_clock::now() - since, patience / 2) << "waited for the deadline";
+    });
+  }
+}
+
+/// Without tokens a rank may bring no memory at all, and others may: nothing that all must do alike may depend on it.
+TEST(LayerWorkspace, NobodyHasTokensAndSomeHaveMemory) {
+  const std::uint64_t seed = announced_seed();
+  for (Case c : cases_of_all_routes(seed)) {
+    c.tokens = {0, 0, 0};
+    SCOPED_TRACE(text_of(c));
+    std::vector<Member> members;
+    members.push_back(member(c));
+    run_ranks(c.ranks(), {patience}, [&](Group& group) {
+      Context context(group, members);
+      bf16 out = untouched;
+      for (int call = 0; call < 3; ++call) context.layer(0).forward({}, step_of(c), group.rank() == call ? &out : nullptr);
+      EXPECT_EQ(out.bits, untouched.bits);
+      context.workspace().close();
+    });
+  }
+}
+
 /// A rank that does not call in time: the others name it within twice the deadline, and it hears of it when it comes.
 TEST(LayerWorkspace, AStalledRankIsNamedAndTheNextCallWorks) {
   const std::uint64_t seed = announced_seed();

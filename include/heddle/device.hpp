@@ -70,11 +70,11 @@ class DeviceWorkspace {
 /// One rank's tokens in its GPU's memory. The number of tokens is read on the device, so a captured graph
 /// may be replayed with another one.
 struct DeviceInput {
-  const int* tokens = nullptr;          ///< one int, at most step.max_tokens
-  const bf16* hidden = nullptr;         ///< [tokens, H], 16-byte aligned
-  const std::int32_t* ids = nullptr;    ///< [tokens, topk]; checked on the device before anything is announced
-  const float* weights = nullptr;       ///< [tokens, topk]
-  const std::byte* extra[3] = {};       ///< one_sided: extra payloads
+  const int* tokens = nullptr;        ///< one int, at most step.max_tokens
+  const bf16* hidden = nullptr;       ///< [tokens, H], 16-byte aligned
+  const std::int32_t* ids = nullptr;  ///< [tokens, topk]; checked on the device before anything is announced
+  const float* weights = nullptr;     ///< [tokens, topk]
+  const std::byte* extra[3] = {};     ///< one_sided: extra payloads
 };
 
 /// Where a rank's outputs go: as CombineOutput, in device memory.

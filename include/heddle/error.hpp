@@ -34,10 +34,10 @@ class InputError : public Error {
 /// Which wait ended without its word (docs/protocols/README.md). `peer` is the rank that should have written
 /// the word, -1 where no single rank is meant.
 struct Fault {
-  int rank = -1;             ///< the rank that gave up
-  int peer = -1;             ///< the rank it was waiting for
-  std::string phase;         ///< e.g. "low_latency dispatch"
-  std::string word;          ///< e.g. "count of expert 3 from rank 1"
+  int rank = -1;      ///< the rank that gave up
+  int peer = -1;      ///< the rank it was waiting for
+  std::string phase;  ///< e.g. "low_latency dispatch"
+  std::string word;   ///< e.g. "count of expert 3 from rank 1"
   std::uint64_t expected = 0;
   std::uint64_t seen = 0;
 };

@@ -11,7 +11,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -45,19 +44,19 @@ struct ExchangeOptions {
   Way way = Way::low_latency;
   int hidden = 0;
   int topk = 1;
-  int cap = 0;                 ///< most tokens a rank may bring, in rows
-  Placement placement;         ///< where experts live; its ranks are the group's
+  int cap = 0;          ///< most tokens a rank may bring, in rows
+  Placement placement;  ///< where experts live; its ranks are the group's
   Wire wire = Wire::fp8;
   Wire combine_wire = Wire::bf16;
-  Quantisation quantisation;   ///< of fp8 wires, both directions
+  Quantisation quantisation;                      ///< of fp8 wires, both directions
   ArrivedLayout arrived = ArrivedLayout::masked;  ///< what the runner wants; see default_layout and allows_layout
   WeightAt weight_at = WeightAt::activation;
-  Reduce reduce = Reduce::rank;     ///< elastic only
-  bool cpu_sync = false;            ///< elastic only: the host waits for the count, outputs get their exact size
+  Reduce reduce = Reduce::rank;  ///< elastic only
+  bool cpu_sync = false;         ///< elastic only: the host waits for the count, outputs get their exact size
   GatherMode gather = GatherMode::padded;
-  int workers = 1;                  ///< threads a rank in the protocols
-  int queue_rows = 256;             ///< normal only: rows a queue between two ranks holds
-  int chunk_rows = 32;              ///< normal only: rows a publish covers
+  int workers = 1;                          ///< threads a rank in the protocols
+  int queue_rows = 256;                     ///< normal only: rows a queue between two ranks holds
+  int chunk_rows = 32;                      ///< normal only: rows a publish covers
   std::vector<std::size_t> extra_payloads;  ///< one_sided only: bytes a row (multiples of 16) of up to three more payloads
 };
 
@@ -71,7 +70,7 @@ bool allows_layout(Way way, ArrivedLayout layout);
 struct ExchangeMemory {
   std::size_t dispatch = 0;
   std::size_t combine = 0;
-  std::size_t outputs = 0;   ///< the all-gather of outputs under tensor-parallel attention
+  std::size_t outputs = 0;  ///< the all-gather of outputs under tensor-parallel attention
   int max_local_experts = 0;
   void include(const ExchangeMemory& other);
   /// Bytes of a rank's part that holds all of it, header and words included.
@@ -99,17 +98,17 @@ struct Arrived {
   ArrivedLayout layout = ArrivedLayout::routed;
   Wire wire = Wire::bf16;
   const std::byte* rows = nullptr;
-  std::size_t row_stride = 0;   ///< bytes between rows
-  int room = 0;                 ///< rows the experts are handed, padding included
-  int received = 0;             ///< rows that came over (this rank's own included)
-  int real = 0;                 ///< pairs of a row and an expert of this rank
-  bool host_waited = false;     ///< did the host wait for a count?
-  double regroup_seconds = 0;   ///< of dispatch_receive: laying arrived rows out for the runner
+  std::size_t row_stride = 0;  ///< bytes between rows
+  int room = 0;                ///< rows the experts are handed, padding included
+  int received = 0;            ///< rows that came over (this rank's own included)
+  int real = 0;                ///< pairs of a row and an expert of this rank
+  bool host_waited = false;    ///< did the host wait for a count?
+  double regroup_seconds = 0;  ///< of dispatch_receive: laying arrived rows out for the runner
   // contiguous and masked: one row a pair
-  const std::int32_t* begins = nullptr;   ///< [local experts]: first row of each expert
-  const std::int32_t* counts = nullptr;   ///< [local experts]
-  const float* row_weights = nullptr;     ///< [room]; only rows of an expert are set
-  int block_rows = 0;                     ///< masked: rows between two experts' blocks
+  const std::int32_t* begins = nullptr;  ///< [local experts]: first row of each expert
+  const std::int32_t* counts = nullptr;  ///< [local experts]
+  const float* row_weights = nullptr;    ///< [room]; only rows of an expert are set
+  int block_rows = 0;                    ///< masked: rows between two experts' blocks
   // routed
   const std::int32_t* local_ids = nullptr;  ///< [room, topk], -1: foreign, none or padding
   const float* weights = nullptr;           ///< [room, topk]
@@ -120,12 +119,12 @@ struct Arrived {
 
 /// Where combine leaves the outputs. Checked when combine_receive begins (InputError).
 struct CombineOutput {
-  bf16* out = nullptr;               ///< [tokens, H] of this rank
-  const bf16* shared = nullptr;      ///< [tokens, H] added last, before the only rounding (shared expert), or null
+  bf16* out = nullptr;                    ///< [tokens, H] of this rank
+  const bf16* shared = nullptr;           ///< [tokens, H] added last, before the only rounding (shared expert), or null
   const float* shared_factors = nullptr;  ///< [tokens]: `shared` is multiplied by it in f32 (a gated shared expert); null: 1
   // Tensor-parallel attention: this rank's tokens are rows [first, first + tokens) of a batch of
   // `all_tokens` that every rank wants. With GatherMode::tensor_parallel `out` is ignored.
-  bf16* all_out = nullptr;           ///< [all_tokens, H] or null
+  bf16* all_out = nullptr;  ///< [all_tokens, H], or null on all ranks alike
   int first = 0;
   int all_tokens = 0;
 };
@@ -167,9 +166,5 @@ class Exchange {
 /// any order, a round trip at a time. Memory for rows is made here, except by ways whose host waits for exact sizes
 /// (normal, elastic with cpu_sync). Throws InputError.
 std::unique_ptr<Exchange> create_exchange(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory);
-
-/// Tests only: called by every worker of the exchanges that this thread creates afterwards, on the worker's own
-/// thread, before every verb that copies, counts, sums, publishes, looks or waits. An empty one: no longer.
-void set_verb_hook(std::function<void()> hook);
 
 }  // namespace heddle

@@ -21,7 +21,7 @@ namespace heddle {
 struct HeapView {
   std::byte* base = nullptr;
   std::size_t stride = 0;
-  int rank = 0;   ///< the rank that looks
+  int rank = 0;  ///< the rank that looks
   int ranks = 0;
 
   template <class T>
@@ -48,8 +48,8 @@ struct GroupOptions {
 /// The memory of one heap as one rank maps it. Unmapped when the last holder lets go.
 struct HeapMapping {
   HeapView view;
-  std::size_t bytes = 0;                 ///< of each rank's part
-  std::shared_ptr<const void> keep;      ///< the mapping itself
+  std::size_t bytes = 0;             ///< of each rank's part
+  std::shared_ptr<const void> keep;  ///< the mapping itself
 };
 
 /// One rank's membership of a group. Collective calls (all of barrier, exchange, create_heap, release_heap, reset)

@@ -30,18 +30,18 @@ struct LayerOptions {
   int cap = 0;                                ///< most tokens a rank may bring
   std::optional<Activation> activation;       ///< default: bf16 where the weights are bf16, else fp8
   Quantisation quantisation;
-  std::optional<Wire> wire;                   ///< default: what the runner takes
+  std::optional<Wire> wire;  ///< default: what the runner takes
   Wire combine_wire = Wire::bf16;
   WeightAt weight_at = WeightAt::activation;
-  Reduce reduce = Reduce::rank;               ///< elastic only
-  bool cpu_sync = false;                      ///< elastic only
-  GatherMode gather = GatherMode::padded;     ///< gather only
-  std::optional<float> clamp;                 ///< L of the SwiGLU clamp
+  Reduce reduce = Reduce::rank;            ///< elastic only
+  bool cpu_sync = false;                   ///< elastic only
+  GatherMode gather = GatherMode::padded;  ///< gather only
+  std::optional<float> clamp;              ///< L of the SwiGLU clamp
   SharedMode shared = SharedMode::alone;
   /// Tensor-parallel attention: forward() takes the whole batch on every rank, each rank keeps its slice
   /// for the round trip, and every rank gets all outputs. With gather nothing is sent at all.
   bool tensor_parallel = false;
-  int workers = 1;                            ///< protocol threads a rank (host engine)
+  int workers = 1;  ///< protocol threads a rank (host engine)
 };
 
 /// Where a layer's weights come from: a checkpoint, or anything that can hand out experts by id.

@@ -13,10 +13,10 @@ enum class WeightAt : std::uint8_t { activation, combine };
 
 /// Sizes of one MoE layer. hidden and intermediate are multiples of 64.
 struct LayerShape {
-  int hidden = 0;        ///< H
-  int intermediate = 0;  ///< D of the routed experts
-  int experts = 0;       ///< E, over all ranks
-  int topk = 0;          ///< k, choices a token
+  int hidden = 0;              ///< H
+  int intermediate = 0;        ///< D of the routed experts
+  int experts = 0;             ///< E, over all ranks
+  int topk = 0;                ///< k, choices a token
   std::optional<float> clamp;  ///< L of the SwiGLU clamp, none if the model has none
 };
 

@@ -22,7 +22,8 @@ struct AllGatherLayout {
 
 /// mine [rows, H] goes to rows [first, first + rows) of every rank's out [all, H].
 template <Worker W>
-HEDDLE_PROTOCOL bool all_gather_rows(W& w, const AllGatherLayout& layout, std::size_t first, std::size_t rows, std::size_t all, const bf16* mine, bf16* out) {
+HEDDLE_PROTOCOL bool all_gather_rows(W& w, const AllGatherLayout& layout, std::size_t first, std::size_t rows, std::size_t all,
+                                     const bf16* mine, bf16* out) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   const RowFormat format{Wire::bf16, layout.hidden, {}, 1.0f};
@@ -30,7 +31,8 @@ HEDDLE_PROTOCOL bool all_gather_rows(W& w, const AllGatherLayout& layout, std::s
   const auto stride = static_cast<std::size_t>(w.count());
   for (auto row = static_cast<std::size_t>(w.index()); row < rows; row += stride) {
     for (int d = 0; d < heap.ranks; ++d) {
-      if (w.live(d)) w.copy_row(heap.at<std::byte>(d, layout.row(first + row)), reinterpret_cast<const std::byte*>(mine + row * hidden), format);
+      if (w.live(d))
+        w.copy_row(heap.at<std::byte>(d, layout.row(first + row)), reinterpret_cast<const std::byte*>(mine + row * hidden), format);
     }
   }
   w.complete_all();
@@ -40,7 +42,8 @@ HEDDLE_PROTOCOL bool all_gather_rows(W& w, const AllGatherLayout& layout, std::s
   }
   for (int s = w.index(); s < heap.ranks; s += w.count()) {
     std::uint32_t value = 0;
-    if (w.live(s) && !w.acquire(heap.mine<Word>(layout.arrived_word(s)), {WordKind::all_gather_arrived, s, -1}, value)) return false;
+    if (w.live(s) && !w.acquire(heap.mine<Word>(layout.arrived_word(s)), {WordKind::all_gather_arrived, s, -1}, value))
+      return false;
   }
   if (!w.team_barrier()) return false;
   for (auto row = static_cast<std::size_t>(w.index()); row < all; row += stride) {

@@ -37,7 +37,8 @@ enum WordRow : int {
 
 /// Offset of the word of `peer` in a row of the word area.
 HEDDLE_HOST_DEVICE constexpr std::size_t word_at(const Areas& areas, int ranks, int row, int peer) {
-  return areas.words + sizeof(Word) * (static_cast<std::size_t>(row) * static_cast<std::size_t>(ranks) + static_cast<std::size_t>(peer));
+  return areas.words +
+         sizeof(Word) * (static_cast<std::size_t>(row) * static_cast<std::size_t>(ranks) + static_cast<std::size_t>(peer));
 }
 
 /// Bytes of all word rows. Independent of the cap.
@@ -63,7 +64,7 @@ struct ExchangeShape {
   int experts = 0;
   int max_local_experts = 0;  ///< most experts of any rank
   int topk = 1;
-  int cap = 0;                ///< most tokens a rank may bring
+  int cap = 0;  ///< most tokens a rank may bring
 };
 
 /// Bytes of a row's routing: k ids and k weights, padded so that rows stay aligned.

@@ -18,7 +18,8 @@ struct ArrivedRouting {
 
 /// Takes one row's routing (k ids, then k weights) out of the heap; null marks padding.
 template <Worker W>
-HEDDLE_PROTOCOL void take_routing(W& w, const ArrivedRouting& to, std::size_t row, const std::byte* routing, const PlacementView& placement) {
+HEDDLE_PROTOCOL void take_routing(W& w, const ArrivedRouting& to, std::size_t row, const std::byte* routing,
+                                  const PlacementView& placement) {
   const auto k = static_cast<std::size_t>(to.topk);
   std::int32_t* ids = to.local_ids + row * k;
   float* weights = to.weights + row * k;
@@ -38,8 +39,8 @@ HEDDLE_PROTOCOL void take_routing(W& w, const ArrivedRouting& to, std::size_t ro
 /// Rows laid out by expert, in ordinary memory: one row for each pair of a row and a local expert.
 struct ExpertLayout {
   int local_experts = 0;
-  int alignment = 128;           ///< contiguous: an expert's run begins at a multiple of this
-  int block_rows = 0;            ///< masked: an expert's block begins at expert * block_rows; 0: contiguous
+  int alignment = 128;             ///< contiguous: an expert's run begins at a multiple of this
+  int block_rows = 0;              ///< masked: an expert's block begins at expert * block_rows; 0: contiguous
   std::int32_t* begins = nullptr;  ///< [local experts]
   std::int32_t* counts = nullptr;  ///< [local experts]
   std::int32_t* places = nullptr;  ///< [n, topk]: row of each pair, -1: not here
@@ -49,7 +50,8 @@ struct ExpertLayout {
 
 /// Lays n arrived rows (row_of(i): their bytes) out by expert; inside an expert they keep their order.
 template <Worker W, class RowOf>
-HEDDLE_PROTOCOL bool expand_rows(W& w, int n, const ArrivedRouting& routing, const RowFormat& format, RowOf row_of, const ExpertLayout& to) {
+HEDDLE_PROTOCOL bool expand_rows(W& w, int n, const ArrivedRouting& routing, const RowFormat& format, RowOf row_of,
+                                 const ExpertLayout& to) {
   const int topk = routing.topk;
   for (int i = w.index(); i < n; i += w.count()) {
     w.lanes(topk, [&](int choice) { to.places[i * topk + choice] = -1; });
@@ -87,8 +89,8 @@ HEDDLE_PROTOCOL bool expand_rows(W& w, int n, const ArrivedRouting& routing, con
 /// sums [n, H] = for each arrived row the sum of its pairs' results (by place) in choice order, rounded
 /// to bf16: the first stage of a two-stage sum.
 template <Worker W>
-HEDDLE_PROTOCOL bool sum_pairs(W& w, int n, const ArrivedRouting& routing, const std::int32_t* places, const bf16* results, int hidden, bool weighted,
-               bf16* sums) {
+HEDDLE_PROTOCOL bool sum_pairs(W& w, int n, const ArrivedRouting& routing, const std::int32_t* places, const bf16* results,
+                               int hidden, bool weighted, bf16* sums) {
   const RowFormat plain{Wire::bf16, hidden, {}, 1.0f};
   for (int i = w.index(); i < n; i += w.count()) {
     const auto term = [&](int choice) {
@@ -97,7 +99,8 @@ HEDDLE_PROTOCOL bool sum_pairs(W& w, int n, const ArrivedRouting& routing, const
       const bf16* result = results + static_cast<std::size_t>(places[pair]) * static_cast<std::size_t>(hidden);
       return SumTerm{reinterpret_cast<const std::byte*>(result), routing.weights[pair]};
     };
-    w.reduce_rows(sums + static_cast<std::size_t>(i) * static_cast<std::size_t>(hidden), routing.topk, term, SumFormat{plain, weighted}, LastTerm{});
+    w.reduce_rows(sums + static_cast<std::size_t>(i) * static_cast<std::size_t>(hidden), routing.topk, term,
+                  SumFormat{plain, weighted}, LastTerm{});
   }
   return w.team_barrier();
 }

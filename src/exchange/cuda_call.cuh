@@ -8,9 +8,9 @@
 namespace heddle {
 
 /// Begins a kernel: the worker of this warp. Declares what it needs in shared memory.
-#define HEDDLE_DEVICE_WORKER(w, call)                 \
-  extern __shared__ std::byte heddle_staging[];       \
-  __shared__ int heddle_verdict;                      \
+#define HEDDLE_DEVICE_WORKER(w, call)           \
+  extern __shared__ std::byte heddle_staging[]; \
+  __shared__ int heddle_verdict;                \
   DeviceWorker w((call).team, heddle_staging, (call).staging_bytes, &heddle_verdict)
 
 /// A pointer into the first local rank's memory, moved to this CTA's rank.
@@ -49,7 +49,9 @@ __device__ inline bool check_input(DeviceWorker& w, const DeviceCall& call, cons
     for (int choice = 0; choice < call.topk; ++choice) {
       bool bad = ids[choice] < -1 || ids[choice] >= call.experts;
       for (int other = 0; other < choice; ++other) bad |= ids[choice] >= 0 && ids[choice] == ids[other];
-      if (bad) w.fail({WordKind::refused, -1, token}, static_cast<std::uint64_t>(call.experts), static_cast<std::uint64_t>(static_cast<std::int64_t>(ids[choice])));
+      if (bad)
+        w.fail({WordKind::refused, -1, token}, static_cast<std::uint64_t>(call.experts),
+               static_cast<std::uint64_t>(static_cast<std::int64_t>(ids[choice])));
     }
   }
   __syncwarp();

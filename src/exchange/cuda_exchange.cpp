@@ -8,17 +8,19 @@ namespace heddle {
 
 using cuda::check;
 
-DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
-                                       const DeviceExchangeOptions& device_options)
+DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options,
+                                       const ExchangeMemory& memory, const DeviceExchangeOptions& device_options)
     : workspace_(workspace), gpu_(gpu), options_(options), memory_(memory) {
   if (options.placement.ranks() != ranks()) {
     throw InputError(fmt::format("the placement is for {} ranks, the group has {}", options.placement.ranks(), ranks()));
   }
-  if (local_ranks() > max_local_ranks) throw InputError(fmt::format("{} ranks on GPU {}; at most {} share one", local_ranks(), device(), max_local_ranks));
+  if (local_ranks() > max_local_ranks)
+    throw InputError(fmt::format("{} ranks on GPU {}; at most {} share one", local_ranks(), device(), max_local_ranks));
   const ExchangeMemory own = exchange_memory(options);
-  if (areas().end > workspace.bytes() || own.dispatch > memory.dispatch || own.combine > memory.combine || own.outputs > memory.outputs ||
-      own.max_local_experts > memory.max_local_experts) {
-    throw InputError(fmt::format("way {} needs a workspace of {} bytes a rank, this one has {}", name(options.way), areas().end, workspace.bytes()));
+  if (areas().end > workspace.bytes() || own.dispatch > memory.dispatch || own.combine > memory.combine ||
+      own.outputs > memory.outputs || own.max_local_experts > memory.max_local_experts) {
+    throw InputError(fmt::format("way {} needs a workspace of {} bytes a rank, this one has {}", name(options.way), areas().end,
+                                 workspace.bytes()));
   }
   const cuda::DeviceScope scope(device());
   const auto experts = static_cast<std::size_t>(options.placement.experts());
@@ -42,10 +44,12 @@ DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t g
 
 void DeviceExchangeBase::take_inputs(std::span<const DeviceInput> inputs, const Step& step) {
   workspace_.throw_if_aborted();
-  const int most = options_.way == Way::gather && options_.gather == GatherMode::tensor_parallel ? ranks() * options_.cap : options_.cap;
+  const int most =
+      options_.way == Way::gather && options_.gather == GatherMode::tensor_parallel ? ranks() * options_.cap : options_.cap;
   if (step.max_tokens > most) {
-    throw InputError(fmt::format("way {}: the step's largest batch is {} rows, the cap is {}; create the layer with a cap of at least {}",
-                                 name(options_.way), step.max_tokens, most, step.max_tokens));
+    throw InputError(
+        fmt::format("way {}: the step's largest batch is {} rows, the cap is {}; create the layer with a cap of at least {}",
+                    name(options_.way), step.max_tokens, most, step.max_tokens));
   }
   if (inputs.size() != static_cast<std::size_t>(local_ranks())) {
     throw InputError(fmt::format("{} inputs for the {} ranks of GPU {}", inputs.size(), local_ranks(), device()));
@@ -75,14 +79,16 @@ void DeviceExchangeBase::allocate_scratch(const ScratchPlan& plan) {
 
 void DeviceExchangeBase::prepare(const void* kernel) {
   const cuda::DeviceScope scope(device());
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes())), "shared memory of a kernel");
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes())),
+        "shared memory of a kernel");
   int ctas_an_sm = 0;
   check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas_an_sm, kernel, threads_a_cta, shared_bytes()), "occupancy of a kernel");
   int sms = 0;
   check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device()), "number of SMs");
   const int room = ctas_an_sm * sms;
   if (room < static_cast<int>(grid_.y)) {
-    throw InputError(fmt::format("GPU {} holds {} CTAs of way {} at once, {} ranks need at least one each", device(), room, name(options_.way), grid_.y));
+    throw InputError(fmt::format("GPU {} holds {} CTAs of way {} at once, {} ranks need at least one each", device(), room,
+                                 name(options_.way), grid_.y));
   }
   grid_.x = std::min(grid_.x, static_cast<unsigned>(room) / grid_.y);
 }
@@ -112,12 +118,18 @@ std::unique_ptr<DeviceExchange> create_device_exchange(DeviceWorkspace& workspac
                                                        const ExchangeMemory& memory, const DeviceExchangeOptions& device) {
   check_options(options);
   switch (options.way) {
-    case Way::gather: return create_device_gather(workspace, gpu, options, memory, device);
-    case Way::normal: return create_device_normal(workspace, gpu, options, memory, device);
-    case Way::low_latency: return create_device_low_latency(workspace, gpu, options, memory, device);
-    case Way::elastic: return create_device_elastic(workspace, gpu, options, memory, device);
-    case Way::one_sided: return create_device_one_sided(workspace, gpu, options, memory, device);
-    case Way::mega: break;
+    case Way::gather:
+      return create_device_gather(workspace, gpu, options, memory, device);
+    case Way::normal:
+      return create_device_normal(workspace, gpu, options, memory, device);
+    case Way::low_latency:
+      return create_device_low_latency(workspace, gpu, options, memory, device);
+    case Way::elastic:
+      return create_device_elastic(workspace, gpu, options, memory, device);
+    case Way::one_sided:
+      return create_device_one_sided(workspace, gpu, options, memory, device);
+    case Way::mega:
+      break;
   }
   throw InputError("unknown way");
 }

@@ -154,10 +154,15 @@ class DeviceWay : public DeviceExchangeBase {
   const void* combine_kernel_;
 };
 
-std::unique_ptr<DeviceExchange> create_device_gather(DeviceWorkspace&, std::size_t, const ExchangeOptions&, const ExchangeMemory&, const DeviceExchangeOptions&);
-std::unique_ptr<DeviceExchange> create_device_normal(DeviceWorkspace&, std::size_t, const ExchangeOptions&, const ExchangeMemory&, const DeviceExchangeOptions&);
-std::unique_ptr<DeviceExchange> create_device_low_latency(DeviceWorkspace&, std::size_t, const ExchangeOptions&, const ExchangeMemory&, const DeviceExchangeOptions&);
-std::unique_ptr<DeviceExchange> create_device_elastic(DeviceWorkspace&, std::size_t, const ExchangeOptions&, const ExchangeMemory&, const DeviceExchangeOptions&);
-std::unique_ptr<DeviceExchange> create_device_one_sided(DeviceWorkspace&, std::size_t, const ExchangeOptions&, const ExchangeMemory&, const DeviceExchangeOptions&);
+std::unique_ptr<DeviceExchange> create_device_gather(DeviceWorkspace&, std::size_t, const ExchangeOptions&, const ExchangeMemory&,
+                                                     const DeviceExchangeOptions&);
+std::unique_ptr<DeviceExchange> create_device_normal(DeviceWorkspace&, std::size_t, const ExchangeOptions&, const ExchangeMemory&,
+                                                     const DeviceExchangeOptions&);
+std::unique_ptr<DeviceExchange> create_device_low_latency(DeviceWorkspace&, std::size_t, const ExchangeOptions&,
+                                                          const ExchangeMemory&, const DeviceExchangeOptions&);
+std::unique_ptr<DeviceExchange> create_device_elastic(DeviceWorkspace&, std::size_t, const ExchangeOptions&, const ExchangeMemory&,
+                                                      const DeviceExchangeOptions&);
+std::unique_ptr<DeviceExchange> create_device_one_sided(DeviceWorkspace&, std::size_t, const ExchangeOptions&,
+                                                        const ExchangeMemory&, const DeviceExchangeOptions&);
 
 }  // namespace heddle

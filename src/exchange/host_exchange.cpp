@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -25,8 +26,8 @@ HostExchange::HostExchange(Workspace& workspace, const ExchangeOptions& options,
   }
   const Areas areas = areas_of(memory, ranks());
   const ExchangeMemory own = exchange_memory(options);
-  if (areas.end > workspace.bytes() || own.dispatch > memory.dispatch || own.combine > memory.combine || own.outputs > memory.outputs ||
-      own.max_local_experts > memory.max_local_experts) {
+  if (areas.end > workspace.bytes() || own.dispatch > memory.dispatch || own.combine > memory.combine ||
+      own.outputs > memory.outputs || own.max_local_experts > memory.max_local_experts) {
     throw InputError(fmt::format("way {} needs a workspace of {} bytes a rank, this one has {}", name(options.way),
                                  std::max(areas.end, own.heap_bytes(ranks())), workspace.bytes()));
   }
@@ -48,19 +49,29 @@ void HostExchange::run(const Half& half) {
   start_team(workspace_.view());
   std::vector<char> done(workers_.size(), 0);
   std::vector<std::exception_ptr> errors(workers_.size());
-  const auto work = [&](std::size_t i) noexcept {
+  const auto attempt = [&](std::size_t i, const auto& task) noexcept {
     try {
-      workers_[i].start();
-      done[i] = half(workers_[i]) ? 1 : 0;
+      task();
     } catch (...) {
       errors[i] = std::current_exception();
       raise_abort(workspace_.view(), {{WordKind::failed, -1, -1}, rank(), 0, 0});  // nobody shall wait for this rank
     }
   };
+  const auto work = [&](std::size_t i) {
+    workers_[i].start();
+    done[i] = half(workers_[i]) ? 1 : 0;
+  };
   {
     std::vector<std::jthread> threads;
-    for (std::size_t i = 1; i < workers_.size(); ++i) threads.emplace_back(work, i);
-    work(0);
+    attempt(0, [&] {
+      try {
+        for (std::size_t i = 1; i < workers_.size(); ++i) threads.emplace_back([&, i] { attempt(i, [&] { work(i); }); });
+      } catch (const std::system_error& error) {
+        throw InputError(fmt::format("rank {} cannot start worker {} of {}: {}; take fewer workers, or allow more threads", rank(),
+                                     threads.size() + 1, workers_.size(), error.code().message()));
+      }
+      work(0);
+    });
   }
   for (const std::exception_ptr& error : errors) {
     if (error) std::rethrow_exception(error);
@@ -76,8 +87,9 @@ void HostExchange::refuse(const InputError& error, int expected, int seen) {
 void HostExchange::accept(const ExchangeInput& input, const Step& step) {
   workspace_.throw_if_aborted();
   if (step.max_tokens > most_tokens_) {
-    throw InputError(fmt::format("way {}: the step's largest batch is {} rows, the cap is {}; create the layer with a cap of at least {}",
-                                 name(options_.way), step.max_tokens, most_tokens_, step.max_tokens));
+    throw InputError(
+        fmt::format("way {}: the step's largest batch is {} rows, the cap is {}; create the layer with a cap of at least {}",
+                    name(options_.way), step.max_tokens, most_tokens_, step.max_tokens));
   }
   if (input.tokens < 0 || input.tokens > step.max_tokens) {
     refuse(InputError(fmt::format("rank {} brings {} tokens, the step says at most {}", rank(), input.tokens, step.max_tokens)),
@@ -85,11 +97,13 @@ void HostExchange::accept(const ExchangeInput& input, const Step& step) {
   }
   try {
     const bool missing = input.hidden == nullptr || input.ids == nullptr || input.weights == nullptr;
-    if (input.tokens > 0 && missing) throw InputError(fmt::format("rank {} brings {} tokens without hidden states, ids or weights", rank(), input.tokens));
-    check_choices({input.ids, static_cast<std::size_t>(input.tokens) * static_cast<std::size_t>(options_.topk)}, input.tokens, options_.topk,
-                  shape_.experts);
+    if (input.tokens > 0 && missing)
+      throw InputError(fmt::format("rank {} brings {} tokens without hidden states, ids or weights", rank(), input.tokens));
+    check_choices({input.ids, static_cast<std::size_t>(input.tokens) * static_cast<std::size_t>(options_.topk)}, input.tokens,
+                  options_.topk, shape_.experts);
     if (input.extra.size() != options_.extra_payloads.size()) {
-      throw InputError(fmt::format("{} extra payloads were given, {} announced", input.extra.size(), options_.extra_payloads.size()));
+      throw InputError(
+          fmt::format("{} extra payloads were given, {} announced", input.extra.size(), options_.extra_payloads.size()));
     }
   } catch (const InputError& error) {
     refuse(error, 0, 0);
@@ -106,9 +120,10 @@ void HostExchange::accept(const CombineOutput& output) {
   if (output.all_out == nullptr || tensor_parallel()) return;
   const int room = ranks() * options_.cap;
   if (output.first < 0 || output.all_tokens > room || output.first + input_.tokens > output.all_tokens) {
-    refuse(InputError(fmt::format("rank {}: its {} tokens from row {} on do not fit a batch of {} rows (at most {}: {} ranks of {})", rank(),
-                                  input_.tokens, output.first, output.all_tokens, room, ranks(), options_.cap)),
-           output.all_tokens, output.first + input_.tokens);
+    refuse(
+        InputError(fmt::format("rank {}: its {} tokens from row {} on do not fit a batch of {} rows (at most {}: {} ranks of {})",
+                               rank(), input_.tokens, output.first, output.all_tokens, room, ranks(), options_.cap)),
+        output.all_tokens, output.first + input_.tokens);
   }
 }
 
@@ -123,7 +138,8 @@ void HostExchange::finish(const CombineOutput& output) {
     if (w.index() == 0) w.finish_epoch();
     return true;
   });
-  for (int d = 0; output.all_out != nullptr && !tensor_parallel() && d < ranks(); ++d) count_rows(d, input_.tokens, all_gather_.row_bytes());
+  for (int d = 0; output.all_out != nullptr && !tensor_parallel() && d < ranks(); ++d)
+    count_rows(d, input_.tokens, all_gather_.row_bytes());
 }
 
 void HostExchange::count_rows(int peer, std::int64_t rows, std::size_t bytes_a_row) {
@@ -137,7 +153,8 @@ ExchangeTraffic HostExchange::take_traffic() { return std::exchange(traffic_, {}
 
 int count_pairs(const Arrived& arrived, int topk) {
   const std::int32_t* begin = arrived.local_ids;
-  return static_cast<int>(std::count_if(begin, begin + static_cast<std::ptrdiff_t>(arrived.room) * topk, [](std::int32_t id) { return id >= 0; }));
+  return static_cast<int>(
+      std::count_if(begin, begin + static_cast<std::ptrdiff_t>(arrived.room) * topk, [](std::int32_t id) { return id >= 0; }));
 }
 
 std::size_t expanded_room(const ExchangeOptions& options, int experts, std::size_t rows_arrived) {
@@ -172,7 +189,8 @@ ExpertLayout ExpandedRows::layout(const ExchangeOptions& options, int experts, i
   return to;
 }
 
-void ExpandedRows::describe(const ExchangeOptions& options, int experts, int group_ranks, const RowFormat& format, Arrived& arrived) const {
+void ExpandedRows::describe(const ExchangeOptions& options, int experts, int group_ranks, const RowFormat& format,
+                            Arrived& arrived) const {
   arrived.layout = options.arrived;
   arrived.wire = options.wire;
   arrived.rows = rows.data();

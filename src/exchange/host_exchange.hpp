@@ -50,6 +50,10 @@ Layout make_layout(const ExchangeOptions& options, const Areas& areas) {
   return layout;
 }
 
+/// Tests only: called by every worker of the exchanges that this thread creates afterwards, on the worker's own
+/// thread, before every verb that copies, counts, sums, publishes, looks or waits. An empty one: no longer.
+void set_verb_hook(std::function<void()> hook);
+
 class HostExchange : public Exchange {
  public:
   HostExchange(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory);

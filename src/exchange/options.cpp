@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "exchange/elastic/layout.hpp"
 #include "exchange/gather/layout.hpp"
@@ -15,21 +16,30 @@ namespace heddle {
 
 std::string_view name(Way way) {
   switch (way) {
-    case Way::gather: return "gather";
-    case Way::normal: return "normal";
-    case Way::low_latency: return "low_latency";
-    case Way::elastic: return "elastic";
-    case Way::one_sided: return "one_sided";
-    case Way::mega: return "mega";
+    case Way::gather:
+      return "gather";
+    case Way::normal:
+      return "normal";
+    case Way::low_latency:
+      return "low_latency";
+    case Way::elastic:
+      return "elastic";
+    case Way::one_sided:
+      return "one_sided";
+    case Way::mega:
+      return "mega";
   }
   return "unknown";
 }
 
 std::string_view name(ArrivedLayout layout) {
   switch (layout) {
-    case ArrivedLayout::contiguous: return "contiguous";
-    case ArrivedLayout::masked: return "masked";
-    case ArrivedLayout::routed: return "routed";
+    case ArrivedLayout::contiguous:
+      return "contiguous";
+    case ArrivedLayout::masked:
+      return "masked";
+    case ArrivedLayout::routed:
+      return "routed";
   }
   return "unknown";
 }
@@ -37,11 +47,14 @@ std::string_view name(ArrivedLayout layout) {
 ArrivedLayout default_layout(Way way) {
   switch (way) {
     case Way::normal:
-    case Way::elastic: return ArrivedLayout::contiguous;
+    case Way::elastic:
+      return ArrivedLayout::contiguous;
     case Way::low_latency:
-    case Way::mega: return ArrivedLayout::masked;
+    case Way::mega:
+      return ArrivedLayout::masked;
     case Way::gather:
-    case Way::one_sided: return ArrivedLayout::routed;
+    case Way::one_sided:
+      return ArrivedLayout::routed;
   }
   return ArrivedLayout::routed;
 }
@@ -49,8 +62,10 @@ ArrivedLayout default_layout(Way way) {
 bool allows_layout(Way way, ArrivedLayout layout) {
   switch (way) {
     case Way::normal:
-    case Way::elastic: return true;
-    default: return layout == default_layout(way);
+    case Way::elastic:
+      return true;
+    default:
+      return layout == default_layout(way);
   }
 }
 
@@ -61,16 +76,34 @@ ExchangeShape shape_of(const ExchangeOptions& options) {
 RowFormat wire_format(const ExchangeOptions& options) { return {options.wire, options.hidden, options.quantisation, 1.0f}; }
 
 // The e4m3 combine wire has groups of 128 whatever the dispatch wire has (docs/numerics.md).
-RowFormat returned_format(const ExchangeOptions& options) { return {options.combine_wire, options.hidden, {128, options.quantisation.scale}, 1.0f}; }
+RowFormat returned_format(const ExchangeOptions& options) {
+  return {options.combine_wire, options.hidden, {128, options.quantisation.scale}, 1.0f};
+}
 
 Areas areas_of(const ExchangeMemory& memory, int ranks) {
   return place_areas(ranks, memory.max_local_experts, memory.dispatch, memory.combine, memory.outputs);
 }
 
+namespace {
+/// Rows that arrive, and pairs of a row and a choice or an expert, are numbered with 32 bits.
+void check_numbers(const ExchangeOptions& options) {
+  const long long local = options.placement.max_local_experts();
+  const long long rows_a_token = std::max<long long>(options.topk, options.arrived == ArrivedLayout::masked ? local : 1);
+  const long long padding = 128 * (local + 1);  // of the contiguous layout
+  const long long most = (std::numeric_limits<std::int32_t>::max() - padding) / (rows_a_token * options.placement.ranks());
+  if (options.cap <= most) return;
+  throw InputError(
+      fmt::format("a cap of {} rows on {} ranks, up to {} rows each, is beyond row numbers of 32 bits; {} rows are possible",
+                  options.cap, options.placement.ranks(), rows_a_token, most));
+}
+}  // namespace
+
 void check_options(const ExchangeOptions& options) {
   const auto refuse = [](const std::string& text) { throw InputError(text); };
-  if (options.way == Way::mega) refuse("mega is one fused kernel, not an exchange; choose gather, normal, low_latency, elastic or one_sided");
-  if (options.hidden < 64 || options.hidden % 64 != 0) refuse(fmt::format("hidden size {} is not a positive multiple of 64", options.hidden));
+  if (options.way == Way::mega)
+    refuse("mega is one fused kernel, not an exchange; choose gather, normal, low_latency, elastic or one_sided");
+  if (options.hidden < 64 || options.hidden % 64 != 0)
+    refuse(fmt::format("hidden size {} is not a positive multiple of 64", options.hidden));
   if (options.topk < 1) refuse(fmt::format("top-k is {}, at least 1 is needed", options.topk));
   if (options.cap < 1) refuse(fmt::format("the cap is {} rows, at least 1 is needed", options.cap));
   if (options.placement.ranks() < 1 || options.placement.experts() < 1) refuse("the placement names no ranks or no experts");
@@ -86,12 +119,18 @@ void check_options(const ExchangeOptions& options) {
     refuse(fmt::format("reduce = home is elastic's; way {} has its own order of sums", name(options.way)));
   }
   if (!options.extra_payloads.empty()) {
-    if (options.way != Way::one_sided) refuse(fmt::format("extra payloads travel with one_sided only, not with {}", name(options.way)));
-    if (options.extra_payloads.size() > 3) refuse(fmt::format("{} extra payloads; one_sided takes three beside row, ids and weights", options.extra_payloads.size()));
+    if (options.way != Way::one_sided)
+      refuse(fmt::format("extra payloads travel with one_sided only, not with {}", name(options.way)));
+    if (options.extra_payloads.size() > OneSidedLayout::max_extra_payloads) {
+      refuse(fmt::format("{} extra payloads; one_sided takes {} beside row, ids and weights", options.extra_payloads.size(),
+                         OneSidedLayout::max_extra_payloads));
+    }
     for (const std::size_t bytes : options.extra_payloads) {
-      if (bytes == 0 || bytes % 16 != 0) refuse(fmt::format("an extra payload of {} bytes a row; multiples of 16 are possible", bytes));
+      if (bytes == 0 || bytes % 16 != 0)
+        refuse(fmt::format("an extra payload of {} bytes a row; multiples of 16 are possible", bytes));
     }
   }
+  check_numbers(options);
   check_row_format(wire_format(options));
   check_row_format(returned_format(options));
 }
@@ -110,8 +149,12 @@ ExchangeMemory exchange_memory(const ExchangeOptions& options) {
   check_options(options);
   ExchangeMemory memory;
   switch (options.way) {
-    case Way::gather: memory = memory_of(make_layout<GatherLayout>(options, {})); break;
-    case Way::low_latency: memory = memory_of(make_layout<LowLatencyLayout>(options, {})); break;
+    case Way::gather:
+      memory = memory_of(make_layout<GatherLayout>(options, {}));
+      break;
+    case Way::low_latency:
+      memory = memory_of(make_layout<LowLatencyLayout>(options, {}));
+      break;
     case Way::normal: {
       auto layout = make_layout<NormalLayout>(options, {});
       layout.queue_rows = options.queue_rows;
@@ -130,7 +173,8 @@ ExchangeMemory exchange_memory(const ExchangeOptions& options) {
       memory = memory_of(layout);
       break;
     }
-    case Way::mega: break;
+    case Way::mega:
+      break;
   }
   AllGatherLayout all_gather;
   all_gather.shape = shape_of(options);
@@ -179,12 +223,18 @@ std::string describe(const ExchangeOptions& options) {
 std::unique_ptr<Exchange> create_exchange(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory) {
   check_options(options);
   switch (options.way) {
-    case Way::gather: return create_gather(workspace, options, memory);
-    case Way::normal: return create_normal(workspace, options, memory);
-    case Way::low_latency: return create_low_latency(workspace, options, memory);
-    case Way::elastic: return create_elastic(workspace, options, memory);
-    case Way::one_sided: return create_one_sided(workspace, options, memory);
-    case Way::mega: break;
+    case Way::gather:
+      return create_gather(workspace, options, memory);
+    case Way::normal:
+      return create_normal(workspace, options, memory);
+    case Way::low_latency:
+      return create_low_latency(workspace, options, memory);
+    case Way::elastic:
+      return create_elastic(workspace, options, memory);
+    case Way::one_sided:
+      return create_one_sided(workspace, options, memory);
+    case Way::mega:
+      break;
   }
   throw InputError("unknown way");
 }

@@ -13,9 +13,9 @@ namespace heddle {
 struct SendInput {
   int tokens = 0;
   int topk = 1;
-  const bf16* hidden = nullptr;         ///< [tokens, H]
-  const std::int32_t* ids = nullptr;    ///< [tokens, topk], -1: no expert
-  const float* weights = nullptr;       ///< [tokens, topk]
+  const bf16* hidden = nullptr;       ///< [tokens, H]
+  const std::int32_t* ids = nullptr;  ///< [tokens, topk], -1: no expert
+  const float* weights = nullptr;     ///< [tokens, topk]
 };
 
 /// The shared expert's results, added last to the sums: rows [tokens, H] (null: none) and, where it is
@@ -67,7 +67,8 @@ HEDDLE_PROTOCOL LiveShare live_share(const W& w) {
 /// the token does not go there; counts[d] = how many go. Dead ranks get none. One worker a
 /// destination; a team_barrier must follow.
 template <Worker W>
-HEDDLE_PROTOCOL void number_rows_by_rank(W& w, const SendInput& input, const PlacementView& placement, std::int32_t* slots, std::int32_t* counts) {
+HEDDLE_PROTOCOL void number_rows_by_rank(W& w, const SendInput& input, const PlacementView& placement, std::int32_t* slots,
+                                         std::int32_t* counts) {
   const int ranks = w.heap().ranks;
   for (int d = w.index(); d < ranks; d += w.count()) {
     w.lanes(input.tokens, [&](int token) { slots[token * ranks + d] = -1; });

@@ -25,7 +25,8 @@ void find(Function& function, const char* name) {
   const cudaError_t status = cudaGetDriverEntryPointByVersion(name, &address, 12000, cudaEnableDefault, &found);
   if (status != cudaSuccess || found != cudaDriverEntryPointSuccess) {
     cudaGetLastError();
-    throw InputError(fmt::format("the CUDA driver has no {}: {}; a driver of CUDA 12 or newer is needed", name, cudaGetErrorString(status)));
+    throw InputError(
+        fmt::format("the CUDA driver has no {}: {}; a driver of CUDA 12 or newer is needed", name, cudaGetErrorString(status)));
   }
   function = reinterpret_cast<Function>(address);
 }

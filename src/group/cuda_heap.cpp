@@ -15,7 +15,8 @@ DeviceMap spread_ranks(int ranks, std::vector<int> devices) {
     present = 0;
   }
   for (const int device : devices) {
-    if (device < 0 || device >= present) throw InputError(fmt::format("GPU {} was asked for, this machine has {}", device, present));
+    if (device < 0 || device >= present)
+      throw InputError(fmt::format("GPU {} was asked for, this machine has {}", device, present));
   }
   if (devices.empty() || ranks < static_cast<int>(devices.size())) {
     throw InputError(fmt::format("{} ranks on {} GPUs: every GPU needs a rank", ranks, devices.size()));
@@ -33,7 +34,8 @@ void check_peer_access(const std::vector<int>& devices) {
     for (const int to : devices) {
       int possible = 1;
       if (from != to) check(cudaDeviceCanAccessPeer(&possible, from, to), "cudaDeviceCanAccessPeer");
-      if (possible == 0) throw InputError(fmt::format("GPU {} cannot reach the memory of GPU {}; a group needs GPUs that are linked", from, to));
+      if (possible == 0)
+        throw InputError(fmt::format("GPU {} cannot reach the memory of GPU {}; a group needs GPUs that are linked", from, to));
     }
   }
 }
@@ -70,14 +72,16 @@ Heap::Heap(const DeviceMap& map, std::size_t bytes_a_rank) : map_(map) {
     const CUmemAllocationProp prop = properties(map.devices[gpu]);
     CUmemGenericAllocationHandle handle{};
     if (driver().create(&handle, bytes, &prop, 0) != CUDA_SUCCESS) {
-      throw InputError(fmt::format("GPU {} has no memory for a heap of {} a rank, {} ranks", map.devices[gpu], describe_bytes(bytes_a_rank), map.ranks_on(gpu)));
+      throw InputError(fmt::format("GPU {} has no memory for a heap of {} a rank, {} ranks", map.devices[gpu],
+                                   describe_bytes(bytes_a_rank), map.ranks_on(gpu)));
     }
     parts_.push_back(handle);
     const CUdeviceptr address = base_ + stride_ * static_cast<std::size_t>(map.first_ranks[gpu]);
     check(driver().map(address, bytes, 0, handle, 0), "cuMemMap");
     mapped_.push_back(bytes);
     std::vector<CUmemAccessDesc> access;
-    for (const int device : map.devices) access.push_back({{CU_MEM_LOCATION_TYPE_DEVICE, device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
+    for (const int device : map.devices)
+      access.push_back({{CU_MEM_LOCATION_TYPE_DEVICE, device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
     check(driver().set_access(address, bytes, access.data(), access.size()), "cuMemSetAccess");
     const DeviceScope scope(map.devices[gpu]);
     check(cudaMemset(reinterpret_cast<void*>(address), 0, bytes), "zeroing of the heap");

@@ -12,8 +12,8 @@ namespace heddle::cuda {
 
 /// Which device each rank lives on: ranks of one device are consecutive.
 struct DeviceMap {
-  std::vector<int> devices;       ///< the GPUs of the group, in order
-  std::vector<int> first_ranks;   ///< first rank of each GPU, and the number of ranks at the end
+  std::vector<int> devices;      ///< the GPUs of the group, in order
+  std::vector<int> first_ranks;  ///< first rank of each GPU, and the number of ranks at the end
   int ranks() const { return first_ranks.back(); }
   int ranks_on(std::size_t gpu) const { return first_ranks[gpu + 1] - first_ranks[gpu]; }
 };

@@ -21,7 +21,8 @@ DeviceWorkspace::Impl::Impl(const DeviceGroupOptions& options, std::size_t bytes
   }
   settings.deadline_nanoseconds = static_cast<std::uint64_t>(std::chrono::nanoseconds(options.deadline).count());
   std::fill_n(settings.live, options.ranks, static_cast<unsigned char>(1));
-  check(cudaHostAlloc(reinterpret_cast<void**>(&faults), sizeof(HostFault) * static_cast<std::size_t>(options.ranks), cudaHostAllocPortable | cudaHostAllocMapped),
+  check(cudaHostAlloc(reinterpret_cast<void**>(&faults), sizeof(HostFault) * static_cast<std::size_t>(options.ranks),
+                      cudaHostAllocPortable | cudaHostAllocMapped),
         "pinned memory for fault records");
   std::fill_n(faults, options.ranks, HostFault{});
   for (const int device : map.devices) {
@@ -91,7 +92,8 @@ void DeviceWorkspace::set_delays(std::chrono::nanoseconds longest, std::uint32_t
 }
 
 void DeviceWorkspace::reset(const std::vector<bool>& live) {
-  if (live.size() != impl_->live.size()) throw InputError(fmt::format("reset with {} live flags for {} ranks", live.size(), impl_->live.size()));
+  if (live.size() != impl_->live.size())
+    throw InputError(fmt::format("reset with {} live flags for {} ranks", live.size(), impl_->live.size()));
   for (const int device : impl_->map.devices) {
     const cuda::DeviceScope scope(device);
     check(cudaDeviceSynchronize(), "waiting for kernels before a reset");

@@ -22,9 +22,9 @@ struct DeviceWorkspace::Impl {
   cuda::DeviceMap map;
   std::size_t bytes;
   std::unique_ptr<cuda::Heap> heap;
-  DeviceSettings settings;                  ///< the host's copy
-  std::vector<DeviceSettings*> on_device;   ///< a GPU
-  HostFault* faults = nullptr;              ///< [ranks], pinned and mapped
+  DeviceSettings settings;                 ///< the host's copy
+  std::vector<DeviceSettings*> on_device;  ///< a GPU
+  HostFault* faults = nullptr;             ///< [ranks], pinned and mapped
   std::vector<bool> live;
   struct Counters {
     std::size_t gpu;

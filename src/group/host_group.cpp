@@ -49,7 +49,8 @@ void HostGroup::barrier(const std::string& what) { meet(&RankControl::arrived, +
 
 std::vector<std::string> HostGroup::exchange(const std::string& mine, const std::string& what) {
   if (mine.size() > control_text_bytes) {
-    throw InputError(fmt::format("{}: a text of {} bytes was to be exchanged, {} is the most", what, mine.size(), control_text_bytes));
+    throw InputError(
+        fmt::format("{}: a text of {} bytes was to be exchanged, {} is the most", what, mine.size(), control_text_bytes));
   }
   RankControl& own = part(rank());
   std::memcpy(own.text, mine.data(), mine.size());
@@ -75,8 +76,8 @@ HeapMapping HostGroup::create_heap(std::size_t bytes) {
   const int status = rank() == leader() ? memory_->reserve(offset, total) : 0;
   const std::string answer = exchange(fmt::format("{}", status), "heap creation")[static_cast<std::size_t>(leader())];
   if (answer != "0") {
-    throw InputError(fmt::format("no memory for a heap of {} a rank, {} for {} ranks: {}", describe_bytes(bytes), describe_bytes(total),
-                                 ranks(), std::strerror(std::stoi(answer))));
+    throw InputError(fmt::format("no memory for a heap of {} a rank, {} for {} ranks: {}", describe_bytes(bytes),
+                                 describe_bytes(total), ranks(), std::strerror(std::stoi(answer))));
   }
   next_offset_ = offset + total;
   auto mapping = memory_->map(offset, total);
@@ -84,7 +85,8 @@ HeapMapping HostGroup::create_heap(std::size_t bytes) {
   heap.view = {mapping.get(), stride, rank(), ranks()};
   heap.bytes = bytes;
   // The offset rides along with the mapping, for release_heap.
-  heap.keep = std::shared_ptr<const void>(new std::size_t(offset), [mapping](const void* p) { delete static_cast<const std::size_t*>(p); });
+  heap.keep =
+      std::shared_ptr<const void>(new std::size_t(offset), [mapping](const void* p) { delete static_cast<const std::size_t*>(p); });
   return heap;
 }
 
@@ -97,7 +99,8 @@ void HostGroup::release_heap(const HeapMapping& heap) {
 }
 
 void HostGroup::reset(const std::vector<bool>& live) {
-  if (live.size() != live_.size()) throw InputError(fmt::format("reset with {} live flags for {} ranks", live.size(), live_.size()));
+  if (live.size() != live_.size())
+    throw InputError(fmt::format("reset with {} live flags for {} ranks", live.size(), live_.size()));
   if (live != live_) live_ = live;  // another context of this rank may be reading it
   // A barrier that failed left the counters apart. They never go back, since a rank may still be on its
   // way out of a barrier that others have left: all go on from the furthest. The others may come later

@@ -40,8 +40,8 @@ std::size_t number_in(const char* path, const std::string& key, std::size_t none
   return none;
 }
 
-/// Bytes that can be reserved without driving the machine, or the container, out of memory: the kernel
-/// would otherwise hand out pages until it has to kill somebody.
+}  // namespace
+
 std::size_t available_memory() {
   constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
   const std::size_t machine = number_in("/proc/meminfo", "MemAvailable:", unlimited / 1024) * 1024;
@@ -49,8 +49,6 @@ std::size_t available_memory() {
   const std::size_t used = number_in("/sys/fs/cgroup/memory.current", "", 0);
   return std::min(machine, limit > used ? limit - used : 0);
 }
-
-}  // namespace
 
 int HostMemory::reserve(std::size_t offset, std::size_t bytes) {
   if (bytes > available_memory()) return ENOMEM;

@@ -35,6 +35,10 @@ class HostMemory {
   std::map<std::size_t, std::weak_ptr<std::byte>> mappings_;
 };
 
+/// Bytes that can be taken without driving the machine, or the container, out of memory: the kernel would
+/// otherwise hand out pages until it has to kill somebody.
+std::size_t available_memory();
+
 /// A heap's size in words for a person: "1.5 GiB".
 std::string describe_bytes(std::size_t bytes);
 

@@ -61,7 +61,11 @@ int milliseconds_left(Clock::time_point end) {
 
 bool wait_readable(int descriptor, Clock::time_point end) {
   pollfd entry{descriptor, POLLIN, 0};
-  return poll(&entry, 1, milliseconds_left(end)) > 0;
+  int ready = 0;
+  do {
+    ready = poll(&entry, 1, milliseconds_left(end));
+  } while (ready < 0 && errno == EINTR);
+  return ready > 0;
 }
 
 /// Sends the status byte of a greeting; with the memfd where the caller is welcome.
@@ -88,8 +92,8 @@ std::shared_ptr<HostMemory> welcome_all(const std::string& name, int ranks, Cloc
   const Descriptor listener(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (bind(listener.number, reinterpret_cast<const sockaddr*>(&address.value), address.length) != 0 ||
       listen(listener.number, ranks) != 0) {
-    throw InputError(fmt::format("group \"{}\": rank 0 cannot listen ({}); is another group of this name running?", name,
-                                 std::strerror(errno)));
+    throw InputError(
+        fmt::format("group \"{}\": rank 0 cannot listen ({}); is another group of this name running?", name, std::strerror(errno)));
   }
   auto memory = HostMemory::create();
   const int status = memory->reserve(0, control_stride * static_cast<std::size_t>(ranks));
@@ -97,7 +101,8 @@ std::shared_ptr<HostMemory> welcome_all(const std::string& name, int ranks, Cloc
   std::vector<bool> here(static_cast<std::size_t>(ranks), false);
   here[0] = true;
   for (int missing = ranks - 1; missing > 0;) {
-    if (!wait_readable(listener.number, end)) {
+    // The clock too: a greeting that cannot be taken (no descriptors are left, say) stays readable.
+    if (Clock::now() >= end || !wait_readable(listener.number, end)) {
       const auto absent = static_cast<int>(std::find(here.begin(), here.end(), false) - here.begin());
       throw FaultError({0, absent, fmt::format("joining group \"{}\"", name), "greeting", static_cast<std::uint64_t>(ranks - 1),
                         static_cast<std::uint64_t>(ranks - 1 - missing)});
@@ -111,8 +116,8 @@ std::shared_ptr<HostMemory> welcome_all(const std::string& name, int ranks, Cloc
     const bool fits = hello.ranks == ranks && hello.rank > 0 && hello.rank < ranks && !here[static_cast<std::size_t>(hello.rank)];
     answer(connection.number, fits ? 'w' : 'r', memory->descriptor());
     if (!fits) {
-      throw InputError(fmt::format("group \"{}\" of {} ranks: refused a process that came as rank {} of {}", name, ranks, hello.rank,
-                                   hello.ranks));
+      throw InputError(fmt::format("group \"{}\" of {} ranks: refused a process that came as rank {} of {}", name, ranks,
+                                   hello.rank, hello.ranks));
     }
     here[static_cast<std::size_t>(hello.rank)] = true;
     --missing;
@@ -120,7 +125,13 @@ std::shared_ptr<HostMemory> welcome_all(const std::string& name, int ranks, Cloc
   return memory;
 }
 
-std::shared_ptr<HostMemory> receive_memory(int connection) {
+/// What rank 0 answered: the memfd with a welcome, or none. Nothing at all if rank 0 has gone.
+struct Answer {
+  bool came = false;
+  std::shared_ptr<HostMemory> memory;
+};
+
+Answer receive_answer(int connection) {
   char status = 0;
   iovec data{&status, 1};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
@@ -129,12 +140,12 @@ std::shared_ptr<HostMemory> receive_memory(int connection) {
   message.msg_iovlen = 1;
   message.msg_control = control.data();
   message.msg_controllen = control.size();
-  if (recvmsg(connection, &message, MSG_CMSG_CLOEXEC) != 1 || status != 'w') return nullptr;
+  if (recvmsg(connection, &message, MSG_CMSG_CLOEXEC) != 1) return {};
   const cmsghdr* header = CMSG_FIRSTHDR(&message);
-  if (header == nullptr || header->cmsg_type != SCM_RIGHTS) return nullptr;
+  if (status != 'w' || header == nullptr || header->cmsg_type != SCM_RIGHTS) return {true, nullptr};
   int descriptor = -1;
   std::memcpy(&descriptor, CMSG_DATA(header), sizeof(int));
-  return HostMemory::adopt(descriptor);
+  return {true, HostMemory::adopt(descriptor)};
 }
 
 std::shared_ptr<HostMemory> call_rank_0(const std::string& name, int rank, int ranks, Clock::time_point end) {
@@ -145,10 +156,13 @@ std::shared_ptr<HostMemory> call_rank_0(const std::string& name, int rank, int r
     if (connect(connection.number, reinterpret_cast<const sockaddr*>(&address.value), address.length) == 0) {
       const Hello hello{Hello{}.magic, rank, ranks};
       send(connection.number, &hello, sizeof hello, MSG_NOSIGNAL);
-      if (!wait_readable(connection.number, end)) throw FaultError({rank, 0, phase, "answer", 1, 0});
-      if (auto memory = receive_memory(connection.number)) return memory;
-      throw InputError(fmt::format("group \"{}\": rank 0 refused rank {} of {}; do all processes name the same number of ranks and "
-                                   "different ranks?", name, rank, ranks));
+      const Answer answer = wait_readable(connection.number, end) ? receive_answer(connection.number) : Answer{};
+      if (!answer.came) throw FaultError({rank, 0, phase, "answer", 1, 0});
+      if (answer.memory) return answer.memory;
+      throw InputError(
+          fmt::format("group \"{}\": rank 0 refused rank {} of {}; do all processes name the same number of ranks and "
+                      "different ranks?",
+                      name, rank, ranks));
     }
     if (Clock::now() >= end) throw FaultError({rank, 0, phase, "open socket", 1, 0});
     std::this_thread::sleep_for(std::chrono::milliseconds(2));

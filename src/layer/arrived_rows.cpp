@@ -20,7 +20,8 @@ RowView view_of(const std::byte* rows, std::size_t stride, const RowFormat& form
   return view;
 }
 
-ActivationRows::ActivationRows(int hidden, int topk, int local_experts, Wire wire, Activation activation, const Quantisation& quantisation)
+ActivationRows::ActivationRows(int hidden, int topk, int local_experts, Wire wire, Activation activation,
+                               const Quantisation& quantisation)
     : topk_(topk),
       local_experts_(local_experts),
       wire_{wire, hidden, quantisation, 1.0f},

@@ -88,7 +88,7 @@ struct MoeLayer::Impl {
   const bf16* run_shared(const LayerInput& own);
   void gate_shared(const LayerInput& own);
   LayerInput own_part(const LayerInput& input, int begin, int end) const;
-  void check_batch(const LayerInput& input, const Step& step) const;
+  void check_batch(const LayerInput& input, const Step& step, const bf16* out) const;
   void compute(const Arrived& arrived, const LayerInput& own, CombineOutput& output);
   void forward(const LayerInput& input, const Step& step, bf16* out);
   void note_experts(const Arrived& arrived, const ExpertReport& done);
@@ -247,7 +247,11 @@ LayerInput MoeLayer::Impl::own_part(const LayerInput& input, int begin, int end)
   return own;
 }
 
-void MoeLayer::Impl::check_batch(const LayerInput& input, const Step& step) const {
+void MoeLayer::Impl::check_batch(const LayerInput& input, const Step& step, const bf16* out) const {
+  if (input.tokens > 0 && out == nullptr) {
+    workspace->refuse(static_cast<std::uint64_t>(input.tokens), 0);
+    throw InputError(fmt::format("rank {} has no memory for the outputs of its {} tokens", rank, input.tokens));
+  }
   if (!options.tensor_parallel) return;
   const int ranks = weights.placement.ranks();
   const int slice = (step.max_tokens + ranks - 1) / ranks;
@@ -279,7 +283,7 @@ void MoeLayer::Impl::compute(const Arrived& arrived, const LayerInput& own, Comb
 void MoeLayer::Impl::forward(const LayerInput& input, const Step& step, bf16* out) {
   report = {};
   watch.lap();
-  check_batch(input, step);
+  check_batch(input, step, out);
   const bool slice = options.tensor_parallel && exchange_settings.gather != GatherMode::tensor_parallel;
   const int ranks = weights.placement.ranks();
   const auto slice_begin = [&](int r) { return static_cast<int>(static_cast<long long>(input.tokens) * r / ranks); };
@@ -302,7 +306,8 @@ void MoeLayer::Impl::forward(const LayerInput& input, const Step& step, bf16* ou
     throw;
   }
   output.out = slice ? slice_out.data() : out;
-  output.all_out = options.tensor_parallel ? out : nullptr;
+  // Whether outputs are shared is decided by what all ranks see alike, never by a pointer: without tokens `out` may be null.
+  output.all_out = options.tensor_parallel && input.tokens > 0 ? out : nullptr;
   output.first = first;
   output.all_tokens = input.tokens;
   exchange->combine(results.data(), output);

@@ -13,10 +13,14 @@ inline Activation activation_of(WeightKind kind, const LayerOptions& options) {
 /// The layout that a runner takes from a way; whether the way can hand it over is another question.
 inline ArrivedLayout layout_of(Way way, RunnerKind runner) {
   switch (runner) {
-    case RunnerKind::contiguous: return ArrivedLayout::contiguous;
-    case RunnerKind::masked: return ArrivedLayout::masked;
-    case RunnerKind::routed: return ArrivedLayout::routed;
-    case RunnerKind::automatic: break;
+    case RunnerKind::contiguous:
+      return ArrivedLayout::contiguous;
+    case RunnerKind::masked:
+      return ArrivedLayout::masked;
+    case RunnerKind::routed:
+      return ArrivedLayout::routed;
+    case RunnerKind::automatic:
+      break;
   }
   return default_layout(way);
 }

@@ -19,7 +19,7 @@ struct SyntheticOptions {
   WeightKind kind = WeightKind::bf16;
   std::optional<WeightKind> shared_kind;  ///< none: no shared expert
   int shared_intermediate = 0;
-  bool selection_bias = false;            ///< of the router
+  bool selection_bias = false;  ///< of the router
   std::uint64_t seed = 0;
 };
 

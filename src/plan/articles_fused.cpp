@@ -81,7 +81,8 @@ void add_buffers(Numbers& list) {
       "a ring; its rows as that kernel's published schedule");
   add(list, "8", "whole buffer, 64 ranks", "22", total(buffer(64, 8192, ArrivedRegion::worst_case, 0)), unit,
       "64 x 9,600 x min(6, 4 local experts) rows");
-  add(list, "8", "whole buffer, 64 ranks, with a ring", "0.6", total(buffer(64, 8192, ArrivedRegion::ring, 0)), unit, "the same ring");
+  add(list, "8", "whole buffer, 64 ranks, with a ring", "0.6", total(buffer(64, 8192, ArrivedRegion::ring, 0)), unit,
+      "the same ring");
 }
 
 }  // namespace

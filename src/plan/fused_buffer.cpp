@@ -51,7 +51,9 @@ Region rows_of(std::string name, std::uint64_t rows, std::uint64_t row_bytes) {
 
 int fused_cap(int cap) { return round_up(cap, block_multiple); }
 
-ArrivedRegion fused_arrived(int cap) { return fused_cap(cap) <= largest_ring_cap ? ArrivedRegion::ring : ArrivedRegion::worst_case; }
+ArrivedRegion fused_arrived(int cap) {
+  return fused_cap(cap) <= largest_ring_cap ? ArrivedRegion::ring : ArrivedRegion::worst_case;
+}
 
 std::uint64_t fused_worst_rows(const LayerShape& shape, int ranks, int cap) {
   const auto choices = static_cast<std::uint64_t>(std::min(shape.topk, most_local_experts(shape.experts, ranks)));

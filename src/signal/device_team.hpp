@@ -14,8 +14,8 @@ struct DeviceSettings {
   std::uint64_t deadline_nanoseconds = 0;
   std::uint32_t delay_nanoseconds = 0;  ///< tests: longest sleep before a verb
   std::uint32_t delay_seed = 0;
-  std::uint32_t all_live = 1;           ///< 0: `live` must be looked at
-  unsigned char live[1024] = {};        ///< [ranks], 0: masked
+  std::uint32_t all_live = 1;     ///< 0: `live` must be looked at
+  unsigned char live[1024] = {};  ///< [ranks], 0: masked
 };
 
 /// Where the host sees a fault without stopping a stream: mapped host memory, one a rank.
@@ -25,10 +25,11 @@ struct HostFault {
 };
 
 struct DeviceTeam {
-  HeapView heap;                  ///< of the first rank of this launch
+  HeapView heap;  ///< of the first rank of this launch
   DeviceSettings* settings = nullptr;
   HostFault* host_faults = nullptr;  ///< [ranks of this launch]
-  Word* team_counters = nullptr;     ///< [ranks of this launch]: arrivals of CTAs; one set a kind of launch, so the CTAs are always as many
+  Word* team_counters =
+      nullptr;  ///< [ranks of this launch]: arrivals of CTAs; one set a kind of launch, so the CTAs are always as many
 };
 
 }  // namespace heddle

@@ -80,9 +80,15 @@ class DeviceWorker {
   __device__ Ticket quantise_row(std::byte* to, const bf16* from, const RowFormat& format) {
     verb();
     switch (format.wire) {
-      case Wire::bf16: copy_vectors(to, reinterpret_cast<const std::byte*>(from), format.row_bytes()); break;
-      case Wire::fp8: quantise_fp8(to, from, format); break;
-      case Wire::nvfp4: quantise_nvfp4(to, from, format); break;
+      case Wire::bf16:
+        copy_vectors(to, reinterpret_cast<const std::byte*>(from), format.row_bytes());
+        break;
+      case Wire::fp8:
+        quantise_fp8(to, from, format);
+        break;
+      case Wire::nvfp4:
+        quantise_nvfp4(to, from, format);
+        break;
     }
     return {};
   }
@@ -112,7 +118,9 @@ class DeviceWorker {
     }
     __syncwarp();
   }
-  __device__ bool acquire(const Word* word, const WordName& name, std::uint32_t& value) { return acquire_at_least(word, name, 0, value); }
+  __device__ bool acquire(const Word* word, const WordName& name, std::uint32_t& value) {
+    return acquire_at_least(word, name, 0, value);
+  }
   __device__ bool acquire_at_least(const Word* word, const WordName& name, std::uint32_t least, std::uint32_t& value) {
     verb();
     Word seen = 0;
@@ -206,7 +214,8 @@ class DeviceWorker {
     return parts;
   }
   template <class Terms>
-  __device__ void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last, int part = 0, int parts = 1) {
+  __device__ void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last, int part = 0,
+                              int parts = 1) {
     verb();
     __syncwarp();
     // Parts are multiples of eight values; the last one takes what is left.
@@ -214,9 +223,15 @@ class DeviceWorker {
     const int begin = part * share;
     const int end = part + 1 == parts ? format.row.hidden : begin + share;
     switch (format.row.wire) {
-      case Wire::bf16: reduce<Wire::bf16>(out, n, terms, format, last, begin, end); break;
-      case Wire::fp8: reduce<Wire::fp8>(out, n, terms, format, last, begin, end); break;
-      case Wire::nvfp4: reduce<Wire::nvfp4>(out, n, terms, format, last, begin, end); break;
+      case Wire::bf16:
+        reduce<Wire::bf16>(out, n, terms, format, last, begin, end);
+        break;
+      case Wire::fp8:
+        reduce<Wire::fp8>(out, n, terms, format, last, begin, end);
+        break;
+      case Wire::nvfp4:
+        reduce<Wire::nvfp4>(out, n, terms, format, last, begin, end);
+        break;
     }
   }
   __device__ void finish_epoch() {
@@ -284,15 +299,6 @@ class DeviceWorker {
     for (; i < n; i += lanes_of_warp) target[i] = source[i];
   }
 
-  /// Largest magnitude among `width` neighbouring lanes (4, 8 or 32).
-  __device__ static std::int32_t largest_of(std::int32_t magnitude, int width) {
-    for (int distance = width / 2; distance > 0; distance /= 2) {
-      const std::int32_t other = __shfl_xor_sync(all_lanes, magnitude, distance);
-      magnitude = other > magnitude ? other : magnitude;
-    }
-    return magnitude;
-  }
-
   struct Four {
     float value[4];
   };
@@ -307,76 +313,118 @@ class DeviceWorker {
     for (std::size_t i = begin + static_cast<std::size_t>(lane_); i < format.row_bytes(); i += lanes_of_warp) to[i] = std::byte{0};
   }
 
-  static constexpr int passes_ahead = 8;  ///< of 128 values each: loads of a row that are in flight together
+  // Quantising a row: a pass is 128 values, four a lane, so that a group of 128 is the warp, one of 32 eight
+  // lanes and one of 16 four. Several passes are in flight together, and the divisions for the scales of all
+  // their groups are dealt over the lanes, one group a lane.
 
-  /// Calls quantise(at, four values, are they of the row) for every pass over the row, all lanes together.
-  template <class Quantise>
-  __device__ void for_passes(const bf16* from, int hidden, Quantise quantise) {
+  /// What the values of a group are divided by, as the lane that made it hands it to the others.
+  struct GroupScale {
+    float scale = 0;
+    float inverse = 0;
+    std::uint32_t code = 0;  ///< as stored
+  };
+
+  /// `width` lanes a group, `passes` passes at a time, at most one group a lane.
+  template <int width, int passes, class Magnitude, class MakeScale, class Store>
+  __device__ void quantise(const bf16* from, int hidden, Magnitude magnitude, MakeScale make_scale, Store store) {
+    constexpr int groups_a_pass = lanes_of_warp / width;
+    static_assert(groups_a_pass * passes <= lanes_of_warp);
     constexpr int pass = 4 * lanes_of_warp;
-    for (int base = 4 * lane_; base - 4 * lane_ < hidden; base += passes_ahead * pass) {
-      Four fours[passes_ahead];
+    for (int base = 0; base < hidden; base += passes * pass) {
+      const int at = base + 4 * lane_;
+      Four fours[passes];
+      std::int32_t largest[passes];
 #pragma unroll
-      for (int j = 0; j < passes_ahead; ++j) fours[j] = base + j * pass < hidden ? load_four(from + base + j * pass) : Four{};
+      for (int j = 0; j < passes; ++j) fours[j] = at + j * pass < hidden ? load_four(from + at + j * pass) : Four{};
 #pragma unroll
-      for (int j = 0; j < passes_ahead; ++j) {
-        if (base - 4 * lane_ + j * pass < hidden) quantise(base + j * pass, fours[j], base + j * pass < hidden);
+      for (int j = 0; j < passes; ++j) {
+        largest[j] = 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) largest[j] = max(largest[j], magnitude(fours[j].value[i]));
+      }
+#pragma unroll
+      for (int distance = width / 2; distance > 0; distance /= 2) {
+#pragma unroll
+        for (int j = 0; j < passes; ++j) largest[j] = max(largest[j], __shfl_xor_sync(all_lanes, largest[j], distance));
+      }
+      // Group g of pass j is made by lane j * groups_a_pass + g.
+      std::int32_t mine = 0;
+#pragma unroll
+      for (int j = 0; j < passes; ++j) {
+        const std::int32_t found = __shfl_sync(all_lanes, largest[j], lane_ % groups_a_pass * width);
+        if (lane_ / groups_a_pass == j) mine = found;
+      }
+      const GroupScale made = make_scale(group_amax(mine));
+#pragma unroll
+      for (int j = 0; j < passes; ++j) {
+        const int maker = j * groups_a_pass + lane_ / width;
+        GroupScale group;
+        group.scale = __shfl_sync(all_lanes, made.scale, maker);
+        group.inverse = __shfl_sync(all_lanes, made.inverse, maker);
+        group.code = __shfl_sync(all_lanes, made.code, maker);
+        if (at + j * pass < hidden) store(at + j * pass, fours[j], group, lane_ % width == 0);
       }
     }
   }
 
-  /// Four values a lane, so a group of 128 is the warp and one of 32 eight lanes.
-  __device__ void quantise_fp8(std::byte* to, const bf16* from, const RowFormat& format) {
-    const int width = format.quantisation.group / 4;
-    const ScaleFormat kind = format.quantisation.scale;
+  template <int width>
+  __device__ void quantise_fp8_groups(std::byte* to, const bf16* from, const RowFormat& format) {
+    const bool power_of_two = format.quantisation.scale == ScaleFormat::ue8m0;
     std::byte* scales = to + format.scale_offset();
-    for_passes(from, format.hidden, [&](int at, const Four& four, bool here) {
-      std::int32_t magnitude = 0;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const std::int32_t m = fp8_magnitude(four.value[j]);
-        magnitude = m > magnitude ? m : magnitude;
-      }
-      const float scale = fp8_scale(group_amax(largest_of(magnitude, width)), kind);
+    const auto make_scale = [&](float amax) {
+      GroupScale group;
+      group.scale = fp8_scale(amax, format.quantisation.scale);
+      group.inverse = power_of_two ? fp8_inverse(group.scale) : 0.0f;
+      group.code = power_of_two ? fp8_scale_byte(group.scale) : float_bits(group.scale);
+      return group;
+    };
+    const auto store = [&](int at, const Four& four, const GroupScale& group, bool first_lane) {
       std::uint32_t codes = 0;
-      if (kind == ScaleFormat::ue8m0) {
-        const float inverse = fp8_inverse(scale);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) codes |= static_cast<std::uint32_t>(fp8_code_by_inverse(four.value[j], inverse)) << (8 * j);
-      } else {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) codes |= static_cast<std::uint32_t>(fp8_code(four.value[j], scale)) << (8 * j);
+      for (int i = 0; i < 4; ++i) {
+        const std::uint8_t code =
+            power_of_two ? fp8_code_by_inverse(four.value[i], group.inverse) : fp8_code(four.value[i], group.scale);
+        codes |= static_cast<std::uint32_t>(code) << (8 * i);
       }
-      if (!here) return;
       *reinterpret_cast<std::uint32_t*>(to + at) = codes;
-      if (lane_ % width != 0) return;
-      const int group = at / format.quantisation.group;
-      if (kind == ScaleFormat::ue8m0) {
-        scales[group] = static_cast<std::byte>(fp8_scale_byte(scale));
+      if (!first_lane) return;
+      const int number = at / (4 * width);
+      if (power_of_two) {
+        scales[number] = static_cast<std::byte>(group.code);
       } else {
-        reinterpret_cast<float*>(scales)[group] = scale;
+        reinterpret_cast<std::uint32_t*>(scales)[number] = group.code;
       }
-    });
+    };
+    quantise<width, 8>(
+        from, format.hidden, [](float value) { return fp8_magnitude(value); }, make_scale, store);
     pad_scales(to, format);
+  }
+
+  __device__ void quantise_fp8(std::byte* to, const bf16* from, const RowFormat& format) {
+    if (format.quantisation.group == 128) {
+      quantise_fp8_groups<32>(to, from, format);
+    } else {
+      quantise_fp8_groups<8>(to, from, format);
+    }
   }
 
   __device__ void quantise_nvfp4(std::byte* to, const bf16* from, const RowFormat& format) {
     std::byte* scales = to + format.scale_offset();
-    for_passes(from, format.hidden, [&](int at, const Four& four, bool here) {
-      std::int32_t magnitude = 0;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const std::int32_t m = nvfp4_magnitude(four.value[j]);
-        magnitude = m > magnitude ? m : magnitude;
-      }
-      const std::uint8_t scale = nvfp4_scale(group_amax(largest_of(magnitude, 4)), format.global_scale);
-      const float divisor = nvfp4_divisor(scale, format.global_scale);
+    const auto make_scale = [&](float amax) {
+      GroupScale group;
+      group.code = nvfp4_scale(amax, format.global_scale);
+      group.scale = nvfp4_divisor(static_cast<std::uint8_t>(group.code), format.global_scale);
+      return group;
+    };
+    const auto store = [&](int at, const Four& four, const GroupScale& group, bool first_lane) {
       std::uint32_t codes = 0;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) codes |= static_cast<std::uint32_t>(nvfp4_code(four.value[j], divisor)) << (4 * j);
-      if (!here) return;
+      for (int i = 0; i < 4; ++i) codes |= static_cast<std::uint32_t>(nvfp4_code(four.value[i], group.scale)) << (4 * i);
       *reinterpret_cast<std::uint16_t*>(to + at / 2) = static_cast<std::uint16_t>(codes);
-      if (lane_ % 4 == 0) scales[at / RowFormat::nvfp4_group] = static_cast<std::byte>(scale);
-    });
+      if (first_lane) scales[at / RowFormat::nvfp4_group] = static_cast<std::byte>(group.code);
+    };
+    quantise<4, 4>(
+        from, format.hidden, [](float value) { return nvfp4_magnitude(value); }, make_scale, store);
     pad_scales(to, format);
   }
 
@@ -397,14 +445,15 @@ class DeviceWorker {
       const std::byte* scales = row + format.scale_offset();
       const int group = at / format.quantisation.group;
       const float scale = format.quantisation.scale == ScaleFormat::ue8m0 ? from_ue8m0(static_cast<std::uint8_t>(scales[group]))
-                                                                           : reinterpret_cast<const float*>(scales)[group];
+                                                                          : reinterpret_cast<const float*>(scales)[group];
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         eight.value[j] = from_e4m3(static_cast<std::uint8_t>((j < 4 ? codes.x : codes.y) >> (8 * (j % 4)))) * scale;
       }
     } else {
       const std::uint32_t codes = *reinterpret_cast<const std::uint32_t*>(row + at / 2);
-      const auto scale = static_cast<std::uint8_t>(row[format.scale_offset() + static_cast<std::size_t>(at / RowFormat::nvfp4_group)]);
+      const auto scale =
+          static_cast<std::uint8_t>(row[format.scale_offset() + static_cast<std::size_t>(at / RowFormat::nvfp4_group)]);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         eight.value[j] = nvfp4_value(static_cast<std::uint8_t>(codes >> (4 * j) & 0xF), scale, format.global_scale);
@@ -429,7 +478,8 @@ class DeviceWorker {
           some[j] = first + j < n ? terms(first + j) : SumTerm{};
 #pragma unroll
           for (int c = 0; c < chunks; ++c) {
-            if (some[j].row != nullptr && at + c * step < end) values[c][j] = load_eight<wire>(some[j].row, at + c * step, format.row);
+            if (some[j].row != nullptr && at + c * step < end)
+              values[c][j] = load_eight<wire>(some[j].row, at + c * step, format.row);
           }
         }
 #pragma unroll
@@ -439,7 +489,8 @@ class DeviceWorker {
           for (int c = 0; c < chunks; ++c) {
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-              sums[c][i] = format.weighted ? __fmaf_rn(some[j].weight, values[c][j].value[i], sums[c][i]) : sums[c][i] + values[c][j].value[i];
+              sums[c][i] = format.weighted ? __fmaf_rn(some[j].weight, values[c][j].value[i], sums[c][i])
+                                           : sums[c][i] + values[c][j].value[i];
             }
           }
         }
@@ -462,7 +513,8 @@ class DeviceWorker {
     std::uint32_t pairs[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      pairs[j] = static_cast<std::uint32_t>(to_bf16(values[2 * j]).bits) | static_cast<std::uint32_t>(to_bf16(values[2 * j + 1]).bits) << 16;
+      pairs[j] = static_cast<std::uint32_t>(to_bf16(values[2 * j]).bits) |
+                 static_cast<std::uint32_t>(to_bf16(values[2 * j + 1]).bits) << 16;
     }
     *reinterpret_cast<uint4*>(out) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
   }

@@ -10,26 +10,46 @@ namespace heddle {
 
 WordText word_text(WordKind kind) {
   switch (kind) {
-    case WordKind::none: return {"no phase", "no word"};
-    case WordKind::refused: return {"input check", "its tokens, which were refused there"};
-    case WordKind::failed: return {"call", "the rest of its call, which failed there"};
-    case WordKind::team: return {"team barrier", "arrivals of this rank's workers"};
-    case WordKind::gather_count: return {"gather dispatch", "token count"};
-    case WordKind::gather_arrived: return {"gather dispatch", "arrival flag"};
-    case WordKind::gather_reduced: return {"gather dispatch", "flag of the summed rows"};
-    case WordKind::gather_partial: return {"gather combine", "flag of the partial sums"};
-    case WordKind::normal_count: return {"normal dispatch", "row count"};
-    case WordKind::normal_tail: return {"normal dispatch", "queue tail"};
-    case WordKind::normal_head: return {"normal dispatch", "queue head"};
-    case WordKind::normal_return_tail: return {"normal combine", "queue tail"};
-    case WordKind::normal_return_head: return {"normal combine", "queue head"};
-    case WordKind::low_latency_count: return {"low_latency dispatch", "row count"};
-    case WordKind::low_latency_returned: return {"low_latency combine", "return flag"};
-    case WordKind::elastic_count: return {"elastic dispatch", "row count"};
-    case WordKind::elastic_returned: return {"elastic combine", "return flag"};
-    case WordKind::one_sided_arrived: return {"one_sided dispatch", "arrival flag"};
-    case WordKind::one_sided_ready: return {"one_sided combine", "ready flag"};
-    case WordKind::all_gather_arrived: return {"all-gather of the outputs", "arrival flag"};
+    case WordKind::none:
+      return {"no phase", "no word"};
+    case WordKind::refused:
+      return {"input check", "its tokens, which were refused there"};
+    case WordKind::failed:
+      return {"call", "the rest of its call, which failed there"};
+    case WordKind::team:
+      return {"team barrier", "arrivals of this rank's workers"};
+    case WordKind::gather_count:
+      return {"gather dispatch", "token count"};
+    case WordKind::gather_arrived:
+      return {"gather dispatch", "arrival flag"};
+    case WordKind::gather_reduced:
+      return {"gather dispatch", "flag of the summed rows"};
+    case WordKind::gather_partial:
+      return {"gather combine", "flag of the partial sums"};
+    case WordKind::normal_count:
+      return {"normal dispatch", "row count"};
+    case WordKind::normal_tail:
+      return {"normal dispatch", "queue tail"};
+    case WordKind::normal_head:
+      return {"normal dispatch", "queue head"};
+    case WordKind::normal_return_tail:
+      return {"normal combine", "queue tail"};
+    case WordKind::normal_return_head:
+      return {"normal combine", "queue head"};
+    case WordKind::low_latency_count:
+      return {"low_latency dispatch", "row count"};
+    case WordKind::low_latency_returned:
+      return {"low_latency combine", "return flag"};
+    case WordKind::elastic_count:
+      return {"elastic dispatch", "row count"};
+    case WordKind::elastic_returned:
+      return {"elastic combine", "return flag"};
+    case WordKind::one_sided_arrived:
+      return {"one_sided dispatch", "arrival flag"};
+    case WordKind::one_sided_ready:
+      return {"one_sided combine", "ready flag"};
+    case WordKind::all_gather_arrived:
+      return {"all-gather of the outputs", "arrival flag"};
   }
   return {"unknown phase", "unknown word"};
 }

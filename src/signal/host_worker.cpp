@@ -70,7 +70,8 @@ void HostWorker::publish(Word* word, std::uint32_t value) {
 }
 
 template <class Arrived>
-bool HostWorker::wait(const Word* word, const WordName& name, std::uint64_t expected, std::chrono::nanoseconds longest, Arrived arrived) {
+bool HostWorker::wait(const Word* word, const WordName& name, std::uint64_t expected, std::chrono::nanoseconds longest,
+                      Arrived arrived) {
   const std::atomic_ref<Word> atomic(*const_cast<Word*>(word));
   for (int look = 0; look < team_.spins; ++look) {
     if (arrived(atomic.load(std::memory_order_acquire))) return true;

@@ -21,8 +21,8 @@ struct HostTeam {
   HeapView heap;
   int count = 1;
   std::chrono::nanoseconds deadline{};
-  const std::vector<bool>* live = nullptr;  ///< null: all
-  int spins = 0;                            ///< looks at a word before sleeping
+  const std::vector<bool>* live = nullptr;             ///< null: all
+  int spins = 0;                                       ///< looks at a word before sleeping
   const std::function<void()>* before_verb = nullptr;  ///< tests inject delays here
 };
 

@@ -35,7 +35,10 @@ __device__ inline std::uint64_t add_acquire_release_gpu(std::uint64_t* address, 
 /// Returns what was there; the exchange happened if that equals `expected`.
 __device__ inline std::uint64_t compare_exchange_system(std::uint64_t* address, std::uint64_t expected, std::uint64_t value) {
   std::uint64_t old;
-  asm volatile("atom.cas.acq_rel.sys.global.b64 %0, [%1], %2, %3;" : "=l"(old) : "l"(address), "l"(expected), "l"(value) : "memory");
+  asm volatile("atom.cas.acq_rel.sys.global.b64 %0, [%1], %2, %3;"
+               : "=l"(old)
+               : "l"(address), "l"(expected), "l"(value)
+               : "memory");
   return old;
 }
 /// Nanoseconds of a clock that all SMs share.

@@ -12,18 +12,16 @@ namespace heddle {
 
 using Word = std::uint64_t;
 
-HEDDLE_HOST_DEVICE constexpr Word pack_word(std::uint32_t tag, std::uint32_t value) {
-  return static_cast<Word>(tag) << 32 | value;
-}
+HEDDLE_HOST_DEVICE constexpr Word pack_word(std::uint32_t tag, std::uint32_t value) { return static_cast<Word>(tag) << 32 | value; }
 HEDDLE_HOST_DEVICE constexpr std::uint32_t word_tag(Word word) { return static_cast<std::uint32_t>(word >> 32); }
 HEDDLE_HOST_DEVICE constexpr std::uint32_t word_value(Word word) { return static_cast<std::uint32_t>(word); }
 
 /// Which word of which protocol. The texts are in word_text (fault.cpp); keep both in one order.
 enum class WordKind : std::uint32_t {
   none,
-  refused,             ///< no word: a rank refused its input
-  failed,              ///< no word: a rank left a call by an exception
-  team,                ///< the barrier of one rank's workers
+  refused,  ///< no word: a rank refused its input
+  failed,   ///< no word: a rank left a call by an exception
+  team,     ///< the barrier of one rank's workers
   gather_count,
   gather_arrived,
   gather_reduced,
@@ -60,11 +58,11 @@ struct FaultRecord {
 /// The first bytes of every rank's part of a heap. Protocol words follow at offsets that depend on
 /// ranks and experts, never on the cap.
 struct alignas(128) HeapHeader {
-  Word abort = 0;               ///< 0, or 1 + the rank whose fault record tells why
-  Word epoch = 0;               ///< of this rank's last finished call
-  Word team = 0;                ///< arrivals at the barrier of this rank's workers
-  std::uint32_t doorbell = 0;   ///< host: rung whenever a word in this part changes
-  std::uint32_t sleepers = 0;   ///< host: workers waiting at the doorbell
+  Word abort = 0;              ///< 0, or 1 + the rank whose fault record tells why
+  Word epoch = 0;              ///< of this rank's last finished call
+  Word team = 0;               ///< arrivals at the barrier of this rank's workers
+  std::uint32_t doorbell = 0;  ///< host: rung whenever a word in this part changes
+  std::uint32_t sleepers = 0;  ///< host: workers waiting at the doorbell
   FaultRecord fault;
 };
 

@@ -72,7 +72,9 @@ struct Seat {
 class Setup {
  public:
   Setup(const BenchArguments& a, Way way, Wire wire, int tokens)
-      : options_(options_of(a, way, wire, tokens)), memory_(exchange_memory(options_)), workspace_({a.ranks, devices(a.gpus), std::chrono::seconds(10)}, memory_.heap_bytes(a.ranks)) {
+      : options_(options_of(a, way, wire, tokens)),
+        memory_(exchange_memory(options_)),
+        workspace_({a.ranks, devices(a.gpus), std::chrono::seconds(10)}, memory_.heap_bytes(a.ranks)) {
     const Step step{tokens, Phase::decode};
     for (std::size_t gpu = 0; gpu < workspace_.gpus(); ++gpu) {
       const cuda::DeviceScope scope(workspace_.device(gpu));
@@ -80,7 +82,8 @@ class Setup {
       cudaStream_t stream = nullptr;
       check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
       streams_.push_back(stream);
-      for (int local = 0; local < workspace_.ranks_on(gpu); ++local) add_seat(a, workspace_.device(gpu), workspace_.first_rank(gpu) + local, tokens);
+      for (int local = 0; local < workspace_.ranks_on(gpu); ++local)
+        add_seat(a, workspace_.device(gpu), workspace_.first_rank(gpu) + local, tokens);
     }
     for (std::size_t gpu = 0; gpu < workspace_.gpus(); ++gpu) {
       const cuda::DeviceScope scope(workspace_.device(gpu));
@@ -179,7 +182,11 @@ class Setup {
     std::vector<const bf16*> results;
     DeviceExchange& exchange = *exchanges_[gpu];
     for (std::size_t i = first; i < first + count; ++i) {
-      inputs.push_back({seats_[i].tokens->as<int>(), seats_[i].hidden->as<bf16>(), seats_[i].ids->as<std::int32_t>(), seats_[i].weights->as<float>(), {}});
+      inputs.push_back({seats_[i].tokens->as<int>(),
+                        seats_[i].hidden->as<bf16>(),
+                        seats_[i].ids->as<std::int32_t>(),
+                        seats_[i].weights->as<float>(),
+                        {}});
       outputs.push_back({seats_[i].out->as<bf16>(), nullptr, nullptr});
     }
     cudaGraph_t graph = nullptr;
@@ -190,7 +197,8 @@ class Setup {
         // Results of the right size, whatever they hold: zeros are not read by any decision.
         for (std::size_t i = 0; i < count; ++i) {
           const auto room = static_cast<std::size_t>(exchange.arrived(static_cast<int>(i)).room);
-          seats_[first + i].results = std::make_unique<Block>(workspace_.device(gpu), std::max<std::size_t>(room, 1) * static_cast<std::size_t>(options_.hidden) * sizeof(bf16));
+          seats_[first + i].results = std::make_unique<Block>(
+              workspace_.device(gpu), std::max<std::size_t>(room, 1) * static_cast<std::size_t>(options_.hidden) * sizeof(bf16));
           results.push_back(seats_[first + i].results->as<bf16>());
         }
       }
@@ -273,16 +281,20 @@ std::string command_line() {
 
 void bench(BenchArguments a) {
   int present = 0;
-  if (cudaGetDeviceCount(&present) != cudaSuccess || present == 0) throw InputError("heddle bench exchange needs a GPU; there is none here");
+  if (cudaGetDeviceCount(&present) != cudaSuccess || present == 0)
+    throw InputError("heddle bench exchange needs a GPU; there is none here");
   if (a.gpus == 0) a.gpus = a.ranks == 0 ? present : std::min(present, a.ranks);
   if (a.ranks == 0) a.ranks = a.gpus;
   const double link = find_machine("h200").link->value;
   Json rows = Json::array();
-  fmt::print("{} ranks on {} GPUs, hidden {}, {} experts, top-{}; us a round trip (dispatch + combine), median of {} replays of {}\n", a.ranks, a.gpus,
-             a.hidden, a.experts, a.topk, a.replays, a.round_trips);
-  fmt::print("{:<12} {:<5} {:>7} {:>9} {:>9} {:>9} {:>11} {:>7}\n", "way", "wire", "tokens", "median", "least", "most", "remote MB", "of link");
+  fmt::print(
+      "{} ranks on {} GPUs, hidden {}, {} experts, top-{}; us a round trip (dispatch + combine), median of {} replays of {}\n",
+      a.ranks, a.gpus, a.hidden, a.experts, a.topk, a.replays, a.round_trips);
+  fmt::print("{:<12} {:<5} {:>7} {:>9} {:>9} {:>9} {:>11} {:>7}\n", "way", "wire", "tokens", "median", "least", "most", "remote MB",
+             "of link");
   for (const std::string& way_name : a.ways) {
-    const std::map<std::string, Way> known{{"gather", Way::gather}, {"low_latency", Way::low_latency}, {"elastic", Way::elastic}, {"one_sided", Way::one_sided}};
+    const std::map<std::string, Way> known{
+        {"gather", Way::gather}, {"low_latency", Way::low_latency}, {"elastic", Way::elastic}, {"one_sided", Way::one_sided}};
     const Way way = value_of(known, "--way", way_name);
     for (const std::string& wire_name : a.wire_names) {
       for (const int tokens : a.tokens) {
@@ -293,16 +305,33 @@ void bench(BenchArguments a) {
         const double bytes = remote_bytes(setup, a);
         const double share = bytes / (middle * 1e-6) / link;
         fmt::print("{:<12} {:<5} {:>7} {:>9.2f} {:>9.2f} {:>9.2f} {:>11.3f} {:>6.0f}%\n", way_name, wire_name, tokens, middle,
-                   *std::min_element(samples.begin(), samples.end()), *std::max_element(samples.begin(), samples.end()), bytes / 1e6, 100 * share);
+                   *std::min_element(samples.begin(), samples.end()), *std::max_element(samples.begin(), samples.end()),
+                   bytes / 1e6, 100 * share);
         std::fflush(stdout);
-        rows.push_back({{"way", way_name}, {"wire", wire_name}, {"tokens", tokens}, {"median_us", middle}, {"samples_us", samples},
-                        {"remote_bytes", bytes}, {"share_of_link", share}, {"heap_bytes", setup.heap_bytes()}});
+        rows.push_back({{"way", way_name},
+                        {"wire", wire_name},
+                        {"tokens", tokens},
+                        {"median_us", middle},
+                        {"samples_us", samples},
+                        {"remote_bytes", bytes},
+                        {"share_of_link", share},
+                        {"heap_bytes", setup.heap_bytes()}});
       }
     }
   }
   if (a.json.empty()) return;
-  write_json(a.json, {{"heddle", version}, {"benchmark", "exchange"}, {"date", today()}, {"commit", a.commit}, {"command", command_line()}, {"machine", machine_of(a.gpus)},
-                      {"ranks", a.ranks}, {"hidden", a.hidden}, {"experts", a.experts}, {"topk", a.topk}, {"round_trips_a_replay", a.round_trips}, {"rows", rows}});
+  write_json(a.json, {{"heddle", version},
+                      {"benchmark", "exchange"},
+                      {"date", today()},
+                      {"commit", a.commit},
+                      {"command", command_line()},
+                      {"machine", machine_of(a.gpus)},
+                      {"ranks", a.ranks},
+                      {"hidden", a.hidden},
+                      {"experts", a.experts},
+                      {"topk", a.topk},
+                      {"round_trips_a_replay", a.round_trips},
+                      {"rows", rows}});
 }
 
 }  // namespace

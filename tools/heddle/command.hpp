@@ -2,6 +2,9 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <charconv>
+#include <cmath>
+#include <cstdint>
 #include <string>
 
 namespace heddle::tool {
@@ -11,6 +14,26 @@ inline const CLI::Validator whole_number(
     [](std::string& typed) {
       int value = 0;
       return CLI::detail::lexical_cast(typed, value) ? std::string() : "'" + typed + "' is not a whole number (of 32 bits)";
+    },
+    "");
+
+/// Likewise for a seed: from_chars takes neither a sign nor what is beyond 64 bits.
+inline const CLI::Validator seed_number(
+    [](std::string& typed) {
+      std::uint64_t value = 0;
+      const auto [end, error] = std::from_chars(typed.data(), typed.data() + typed.size(), value);
+      const bool whole = error == std::errc() && end == typed.data() + typed.size();
+      return whole ? std::string() : "'" + typed + "' is not a whole number from 0 to 2^64 - 1";
+    },
+    "");
+
+/// Likewise where a number may have a fraction.
+inline const CLI::Validator finite_number(
+    [](std::string& typed) {
+      double value = 0;
+      const auto [end, error] = std::from_chars(typed.data(), typed.data() + typed.size(), value);
+      const bool whole = error == std::errc() && end == typed.data() + typed.size();
+      return whole && std::isfinite(value) ? std::string() : "'" + typed + "' is not a finite number";
     },
     "");
 

@@ -9,6 +9,7 @@
 #include <optional>
 #include <thread>
 
+#include "group/memory.hpp"
 #include "heddle/plan.hpp"
 #include "words.hpp"
 
@@ -16,8 +17,22 @@ namespace heddle::tool {
 
 namespace {
 
+/// Drawn weights are memory that is written. Sizes are multiplied as double: they may be beyond 64 bits.
+void check_memory(const SyntheticOptions& options) {
+  const LayerShape& shape = options.shape;
+  const double router = 4.0 * shape.hidden;
+  const double needed = shape.experts * (static_cast<double>(expert_weight_bytes(shape, options.kind).total()) + router);
+  const auto available = available_memory();
+  if (needed <= static_cast<double>(available)) return;
+  throw InputError(
+      fmt::format("{} experts of {} x {} take {:.1f} GiB, {} of memory are free; give a smaller --experts, --hidden or "
+                  "--intermediate",
+                  shape.experts, shape.hidden, shape.intermediate, needed / (1 << 30), describe_bytes(available)));
+}
+
 void load_layer(const LayerArguments& a, Inputs& inputs, RouterOptions& router) {
-  if (a.layer.empty() == a.preset.empty()) throw InputError("give either --layer FILE or --preset NAME (heddle plan --list shows presets)");
+  if (a.layer.empty() == a.preset.empty())
+    throw InputError("give either --layer FILE or --preset NAME (heddle plan --list shows presets)");
   if (!a.layer.empty()) {
     inputs.checkpoint = std::make_unique<LayerCheckpoint>(LayerCheckpoint::open(a.layer, {a.layer_index}));
     inputs.source = source_of(*inputs.checkpoint);
@@ -35,19 +50,26 @@ void load_layer(const LayerArguments& a, Inputs& inputs, RouterOptions& router) 
   if (a.intermediate) options.shape.intermediate = *a.intermediate;
   if (a.experts) options.shape.experts = *a.experts;
   for (const int size : {options.shape.hidden, options.shape.intermediate}) {
-    if (size < 64 || size % 64 != 0) throw InputError(fmt::format("hidden and intermediate sizes are positive multiples of 64, not {}", size));
+    if (size < 64 || size % 64 != 0)
+      throw InputError(fmt::format("hidden and intermediate sizes are positive multiples of 64, not {}", size));
   }
   if (options.shape.experts < 1) throw InputError(fmt::format("--experts {}: at least 1 is needed", options.shape.experts));
-  if (a.weights.empty() && preset.weights.empty()) throw InputError(fmt::format("the weight format of {} is not confirmed; give --weights", preset.name));
+  if (a.weights.empty() && preset.weights.empty())
+    throw InputError(fmt::format("the weight format of {} is not confirmed; give --weights", preset.name));
   options.kind = a.weights.empty() ? preset.weights.front() : value_of(kinds, "--weights", a.weights);
+  check_memory(options);
   if (preset.shared_experts.value_or(0) > 0) {
     options.shared_kind = preset.shared_weights.value_or(options.kind);
     options.shared_intermediate = *preset.shared_experts * options.shape.intermediate;
   }
   options.seed = a.seed;
   if (preset.router) {
-    router = {preset.router->score, options.shape.topk, preset.router->groups, preset.router->topk_groups,
-              preset.router->renormalise.value_or(true), preset.router->scale.value_or(1.0f)};
+    router = {preset.router->score,
+              options.shape.topk,
+              preset.router->groups,
+              preset.router->topk_groups,
+              preset.router->renormalise.value_or(true),
+              preset.router->scale.value_or(1.0f)};
     options.selection_bias = preset.router->selection_bias;
   }
   inputs.synthetic = std::make_unique<SyntheticLayer>(options);
@@ -106,8 +128,9 @@ Routing recorded(const LayerArguments& a, Inputs& inputs, int tokens) {
   if (a.trace_expand < 1) throw InputError(fmt::format("--trace-expand {}: at least 1 is needed", a.trace_expand));
   const long long experts_needed = static_cast<long long>(recording.least_experts()) * a.trace_expand;
   if (experts_needed > inputs.source.shape.experts) {
-    throw InputError(fmt::format("{} names expert {}, the layer has {}; give a layer or preset with as many, or a smaller --trace-expand", a.trace,
-                                 experts_needed - 1, inputs.source.shape.experts));
+    throw InputError(
+        fmt::format("{} names expert {}, the layer has {}; give a layer or preset with as many, or a smaller --trace-expand",
+                    a.trace, experts_needed - 1, inputs.source.shape.experts));
   }
   Routing routing = recording.take(a.trace_layer, a.trace_step, tokens);
   inputs.notes.push_back(fmt::format("routing recorded from {}, layer {}, step {}", a.trace, a.trace_layer, a.trace_step));
@@ -124,7 +147,8 @@ Popularity popularity_of(const LayerArguments& a, const Inputs& inputs) {
   const std::string kind = a.routing.substr(0, colon);
   const std::string value = colon == std::string::npos ? "" : a.routing.substr(colon + 1);
   if (kind == "uniform" && value.empty()) return uniform_popularity(experts);
-  if (const auto exponent = number_of<double>(value); kind == "zipf" && exponent) return zipf_popularity(experts, *exponent, a.seed);
+  if (const auto exponent = number_of<double>(value); kind == "zipf" && exponent)
+    return zipf_popularity(experts, *exponent, a.seed);
   if (const auto rank = number_of<int>(value); kind == "hot" && rank) {
     return hot_rank_popularity(Placement::contiguous(experts, inputs.ranks), *rank);
   }
@@ -142,11 +166,16 @@ Routing routed_here(const Inputs& inputs, const RouterOptions& router, int token
   const LayerShape& shape = inputs.source.shape;
   const bool from_file = inputs.checkpoint != nullptr;
   if (from_file && !inputs.checkpoint->has_router()) {
-    throw InputError("the batch has no topk_ids and the layer no router; add topk_ids and topk_weights to the batch, or take --trace or --routing");
+    throw InputError(
+        "the batch has no topk_ids and the layer no router; add topk_ids and topk_weights to the batch, or take --trace or "
+        "--routing");
   }
-  if (from_file && !inputs.checkpoint->router_options() && router.topk < 1) throw InputError("no config.json says how the router scores; give --topk and --score");
-  const std::span<const float> weights = from_file ? inputs.checkpoint->router_weights() : std::span<const float>(inputs.synthetic->router_weights());
-  const std::span<const float> bias = from_file ? inputs.checkpoint->router_bias() : std::span<const float>(inputs.synthetic->router_bias());
+  if (from_file && !inputs.checkpoint->router_options() && router.topk < 1)
+    throw InputError("no config.json says how the router scores; give --topk and --score");
+  const std::span<const float> weights =
+      from_file ? inputs.checkpoint->router_weights() : std::span<const float>(inputs.synthetic->router_weights());
+  const std::span<const float> bias =
+      from_file ? inputs.checkpoint->router_bias() : std::span<const float>(inputs.synthetic->router_bias());
   const auto logits = router_logits(inputs.hidden_states, weights, tokens, shape.hidden, shape.experts);
   return route(logits, bias, tokens, shape.experts, router);
 }
@@ -158,15 +187,19 @@ void load_tokens(const LayerArguments& a, Inputs& inputs, const RouterOptions& r
   std::optional<Routing> given;
   if (!a.batch.empty()) {
     Batch batch = read_batch(a.batch);
-    if (batch.hidden != hidden) throw InputError(fmt::format("{}: hidden_states has {} columns, the layer's hidden size is {}", a.batch, batch.hidden, hidden));
+    if (batch.hidden != hidden)
+      throw InputError(
+          fmt::format("{}: hidden_states has {} columns, the layer's hidden size is {}", a.batch, batch.hidden, hidden));
     if (a.tokens) throw InputError("--tokens goes without --batch, which says how many there are");
     tokens = batch.tokens;
     inputs.hidden_states = std::move(batch.hidden_states);
     inputs.tokens_per_rank = std::move(batch.tokens_per_rank);
     given = std::move(batch.routing);
   } else {
-    if (a.hidden_states != "gaussian" && a.hidden_states != "heavy_tailed") throw InputError(fmt::format("--hidden-states takes gaussian or heavy_tailed, not '{}'", a.hidden_states));
-    inputs.hidden_states = draw_hidden_states(tokens, hidden, a.hidden_states == "gaussian" ? HiddenStates::gaussian : HiddenStates::heavy_tailed, a.seed);
+    if (a.hidden_states != "gaussian" && a.hidden_states != "heavy_tailed")
+      throw InputError(fmt::format("--hidden-states takes gaussian or heavy_tailed, not '{}'", a.hidden_states));
+    inputs.hidden_states = draw_hidden_states(
+        tokens, hidden, a.hidden_states == "gaussian" ? HiddenStates::gaussian : HiddenStates::heavy_tailed, a.seed);
     inputs.notes.push_back(fmt::format("hidden states drawn from seed {} ({})", a.seed, a.hidden_states));
   }
   if (!a.trace.empty() && !a.routing.empty()) throw InputError("--trace and --routing both choose the experts; give one of them");
@@ -182,6 +215,10 @@ void load_tokens(const LayerArguments& a, Inputs& inputs, const RouterOptions& r
     inputs.routing = routed_here(inputs, router, tokens);
     inputs.router_chose = true;
   }
+  if (a.topk && *a.topk != inputs.routing.topk) {
+    throw InputError(fmt::format("--topk says {}, but {} brings {} choices a token", *a.topk, a.trace.empty() ? a.batch : a.trace,
+                                 inputs.routing.topk));
+  }
   check_choices(inputs.routing.ids, inputs.routing.tokens, inputs.routing.topk, inputs.source.shape.experts);
   inputs.source.shape.topk = inputs.routing.topk;
 }
@@ -189,7 +226,8 @@ void load_tokens(const LayerArguments& a, Inputs& inputs, const RouterOptions& r
 void split_tokens(const LayerArguments& a, Inputs& inputs) {
   auto& split = inputs.tokens_per_rank;
   if (split.empty()) {
-    for (int r = 0; r < inputs.ranks; ++r) split.push_back(inputs.tokens() / inputs.ranks + (r < inputs.tokens() % inputs.ranks ? 1 : 0));
+    for (int r = 0; r < inputs.ranks; ++r)
+      split.push_back(inputs.tokens() / inputs.ranks + (r < inputs.tokens() % inputs.ranks ? 1 : 0));
   }
   if (static_cast<int>(split.size()) != inputs.ranks) {
     throw InputError(fmt::format("{}: tokens_per_rank is for {} ranks, --ranks says {}", a.batch, split.size(), inputs.ranks));
@@ -197,7 +235,8 @@ void split_tokens(const LayerArguments& a, Inputs& inputs) {
   const int most = *std::max_element(split.begin(), split.end());
   inputs.options.cap = a.cap.value_or(std::max(1, most));
   if (inputs.options.cap < most) {
-    throw InputError(fmt::format("a rank brings {} tokens, --cap is {}; a cap of at least {} is needed", most, inputs.options.cap, most));
+    throw InputError(
+        fmt::format("a rank brings {} tokens, --cap is {}; a cap of at least {} is needed", most, inputs.options.cap, most));
   }
 }
 

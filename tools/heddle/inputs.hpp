@@ -36,7 +36,7 @@ void add_layer_arguments(CLI::App& command, LayerArguments& arguments);
 
 /// Everything loaded and checked.
 struct Inputs {
-  std::unique_ptr<LayerCheckpoint> checkpoint;   ///< one of these two owns the weights
+  std::unique_ptr<LayerCheckpoint> checkpoint;  ///< one of these two owns the weights
   std::unique_ptr<SyntheticLayer> synthetic;
   LayerSource source;
   Routing routing;
@@ -44,8 +44,8 @@ struct Inputs {
   std::vector<int> tokens_per_rank;
   int ranks = 1;
   bool router_chose = false;
-  std::vector<std::string> notes;                ///< what a reader should know, e.g. that ids were expanded
-  LayerOptions options;                          ///< way left to the caller
+  std::vector<std::string> notes;  ///< what a reader should know, e.g. that ids were expanded
+  LayerOptions options;            ///< way left to the caller
   bool processes = false;
   int deadline_ms = 30000;
 

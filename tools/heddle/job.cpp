@@ -11,8 +11,10 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <type_traits>
 
@@ -37,7 +39,8 @@ class SharedBlock {
  public:
   explicit SharedBlock(std::size_t bytes) : bytes_(std::max<std::size_t>(bytes, 1)) {
     address_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (address_ == MAP_FAILED) throw InputError(fmt::format("cannot map {} bytes for the outputs: {}", bytes_, std::strerror(errno)));
+    if (address_ == MAP_FAILED)
+      throw InputError(fmt::format("cannot map {} bytes for the outputs: {}", bytes_, std::strerror(errno)));
   }
   ~SharedBlock() { munmap(address_, bytes_); }
   SharedBlock(const SharedBlock&) = delete;
@@ -55,7 +58,7 @@ struct Job {
   Placement placement;
   std::vector<int> firsts;  ///< first token of each rank
   int most_tokens = 0;
-  bf16* output = nullptr;   ///< [T, H]
+  bf16* output = nullptr;  ///< [T, H]
   RankOutcome* outcomes = nullptr;
 };
 
@@ -111,17 +114,29 @@ void work(const Job& job, int rank, const std::function<std::unique_ptr<Group>()
 
 void run_threads(const Job& job) {
   auto groups = create_thread_group(job.inputs.ranks, {std::chrono::milliseconds(job.inputs.deadline_ms)});
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < job.inputs.ranks; ++rank) {
-    threads.emplace_back([&job, &groups, rank] { work(job, rank, [&] { return std::move(groups[static_cast<std::size_t>(rank)]); }); });
+  // No rank begins before all threads are there: it would wait for the missing ones until its deadline.
+  std::promise<bool> started;
+  const std::shared_future<bool> all_there = started.get_future().share();
+  std::vector<std::jthread> threads;
+  try {
+    for (int rank = 0; rank < job.inputs.ranks; ++rank) {
+      threads.emplace_back([&job, &groups, all_there, rank] {
+        if (all_there.get()) work(job, rank, [&] { return std::move(groups[static_cast<std::size_t>(rank)]); });
+      });
+    }
+  } catch (const std::system_error& error) {
+    started.set_value(false);
+    throw InputError(fmt::format("cannot start a thread for rank {} of {}: {}; take fewer ranks, or allow more threads (ulimit -u)",
+                                 threads.size(), job.inputs.ranks, error.code().message()));
   }
-  for (auto& thread : threads) thread.join();
+  started.set_value(true);
 }
 
 /// The processes of a job's ranks; those that are left at the end of this object's life are ended.
 class Children {
  public:
-  explicit Children(const Job& job) : job_(job), running_(static_cast<std::size_t>(job.inputs.ranks), 0) {}
+  explicit Children(const Job& job)
+      : job_(job), running_(static_cast<std::size_t>(job.inputs.ranks), 0), signals_(running_.size(), 0) {}
   ~Children() { end(); }
   Children(const Children&) = delete;
   Children& operator=(const Children&) = delete;
@@ -139,6 +154,15 @@ class Children {
     running_[static_cast<std::size_t>(rank)] = child;
   }
 
+  /// " (the process of rank 2 was ended by signal 9, Killed)" for the first that a signal ended, or nothing.
+  std::string killed() const {
+    for (std::size_t rank = 0; rank < signals_.size(); ++rank) {
+      const int signal = signals_[rank];
+      if (signal != 0) return fmt::format(" (the process of rank {} was ended by signal {}, {})", rank, signal, strsignal(signal));
+    }
+    return "";
+  }
+
   /// Once a rank has failed the others end by their deadlines. One that does not (it was stopped, say) is ended.
   void wait() {
     const auto patience = std::chrono::milliseconds(2 * static_cast<long long>(job_.inputs.deadline_ms) + 1000);
@@ -154,8 +178,11 @@ class Children {
  private:
   /// Is any still running?
   bool reap() {
-    for (pid_t& child : running_) {
-      if (child != 0 && waitpid(child, nullptr, WNOHANG) != 0) child = 0;
+    for (std::size_t rank = 0; rank < running_.size(); ++rank) {
+      int status = 0;
+      if (running_[rank] == 0 || waitpid(running_[rank], &status, WNOHANG) == 0) continue;
+      if (WIFSIGNALED(status)) signals_[rank] = WTERMSIG(status);
+      running_[rank] = 0;
     }
     return std::any_of(running_.begin(), running_.end(), [](pid_t child) { return child != 0; });
   }
@@ -179,9 +206,11 @@ class Children {
 
   const Job& job_;
   std::vector<pid_t> running_;  ///< a rank; 0: ended
+  std::vector<int> signals_;    ///< a rank: what ended its process; 0: its own exit, or end()
 };
 
-void run_processes(const Job& job) {
+/// Returns what should be said of killed processes.
+std::string run_processes(const Job& job) {
   const std::string name = fmt::format("run.{}", getpid());
   const GroupOptions options{std::chrono::milliseconds(job.inputs.deadline_ms)};
   Children children(job);
@@ -190,17 +219,22 @@ void run_processes(const Job& job) {
     children.start(rank, [&] { work(job, rank, [&] { return join_process_group(name, rank, job.inputs.ranks, options); }); });
   }
   children.wait();
+  return children.killed();
 }
 
 /// The outcome that explains a failed run: bad input first, then a rank's own fault, then any.
-void throw_failure(const Job& job) {
+void throw_failure(const Job& job, const std::string& killed) {
   const RankOutcome* chosen = nullptr;
   const auto weight = [](const RankOutcome& outcome) {
     switch (outcome.state) {
-      case RankOutcome::State::done: return 0;
-      case RankOutcome::State::silent: return 1;
-      case RankOutcome::State::fault: return outcome.own_fault ? 3 : 2;
-      case RankOutcome::State::bad_input: return 4;
+      case RankOutcome::State::done:
+        return 0;
+      case RankOutcome::State::silent:
+        return 1;
+      case RankOutcome::State::fault:
+        return outcome.own_fault ? 3 : 2;
+      case RankOutcome::State::bad_input:
+        return 4;
     }
     return 0;
   };
@@ -211,9 +245,12 @@ void throw_failure(const Job& job) {
   if (chosen == nullptr) return;
   const auto rank = chosen - job.outcomes;
   switch (chosen->state) {
-    case RankOutcome::State::bad_input: throw InputError(chosen->message);
-    case RankOutcome::State::silent: throw Error(ErrorKind::fault, fmt::format("the process of rank {} ended without a word", rank));
-    default: throw Error(ErrorKind::fault, chosen->message);
+    case RankOutcome::State::bad_input:
+      throw InputError(chosen->message);
+    case RankOutcome::State::silent:
+      throw Error(ErrorKind::fault, fmt::format("the process of rank {} ended without a word{}", rank, killed));
+    default:
+      throw Error(ErrorKind::fault, chosen->message + killed);
   }
 }
 
@@ -235,7 +272,12 @@ JobResult run_job(const Inputs& inputs, const LayerOptions& options) {
   const std::size_t values = static_cast<std::size_t>(inputs.tokens()) * hidden;
   const SharedBlock output(values * sizeof(bf16));
   const SharedBlock outcomes(ranks * sizeof(RankOutcome));
-  Job job{inputs, options, Placement::contiguous(inputs.source.shape.experts, inputs.ranks), {}, 0, static_cast<bf16*>(output.address()),
+  Job job{inputs,
+          options,
+          Placement::contiguous(inputs.source.shape.experts, inputs.ranks),
+          {},
+          0,
+          static_cast<bf16*>(output.address()),
           static_cast<RankOutcome*>(outcomes.address())};
   for (std::size_t r = 0, first = 0; r < ranks; ++r) {
     job.firsts.push_back(static_cast<int>(first));
@@ -250,8 +292,13 @@ JobResult run_job(const Inputs& inputs, const LayerOptions& options) {
   without_experts.placement = job.placement;
   without_experts.shared = inputs.source.shared;
   result.exchange = exchange_options(without_experts, options);
-  inputs.processes ? run_processes(job) : run_threads(job);
-  throw_failure(job);
+  std::string killed;
+  if (inputs.processes) {
+    killed = run_processes(job);
+  } else {
+    run_threads(job);
+  }
+  throw_failure(job, killed);
   result.output.assign(job.output, job.output + values);
   std::uint64_t sent = 0;
   for (std::size_t r = 0; r < ranks; ++r) {

@@ -10,12 +10,12 @@
 namespace heddle::tool {
 
 struct JobResult {
-  std::vector<bf16> output;             ///< [T, H], tokens in the batch's order
-  std::vector<LayerReport> reports;     ///< a rank
+  std::vector<bf16> output;          ///< [T, H], tokens in the batch's order
+  std::vector<LayerReport> reports;  ///< a rank
   ExchangeOptions exchange;
-  std::size_t heap_bytes = 0;           ///< a rank
-  double seconds = 0;                   ///< of the slowest rank, creation not counted
-  double copies = 0;                    ///< a token, as sent
+  std::size_t heap_bytes = 0;  ///< a rank
+  double seconds = 0;          ///< of the slowest rank, creation not counted
+  double copies = 0;           ///< a token, as sent
 
   /// Sum over ranks, and the slowest rank's time.
   PhaseReport total(PhaseReport LayerReport::*phase) const;

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -60,6 +61,7 @@ int run(CLI::App& app, int argc, char** argv, const int& status) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file or heap above the shell's limit (ulimit -f) is an error of one line, no death
   CLI::App app{"Heddle: one expert-parallel Mixture-of-Experts layer, by every known way of the round trip.", "heddle"};
   app.set_version_flag("--version", fmt::format("heddle {}", heddle::version), "print the version and exit");
   app.set_help_flag("-h,--help", "print this and exit");

@@ -30,7 +30,8 @@ std::string title_of(const LayerOptions& options) {
   std::string title(name(options.way));
   if (options.way == Way::elastic) title += fmt::format(" (reduce={})", word_of(reduces, options.reduce));
   if (options.way == Way::gather && options.tensor_parallel) title += " (tensor-parallel)";
-  if (options.way == Way::gather && options.gather != GatherMode::padded && !options.tensor_parallel) title += fmt::format(" ({})", word_of(gather_modes, options.gather));
+  if (options.way == Way::gather && options.gather != GatherMode::padded && !options.tensor_parallel)
+    title += fmt::format(" ({})", word_of(gather_modes, options.gather));
   return title;
 }
 

@@ -19,7 +19,8 @@ std::span<const std::byte> bytes_of(const std::vector<T>& values) {
 }
 
 /// Names of the DeepSeek-V4 and Hugging Face kinds, so that any reader of checkpoints finds its way.
-void add_matrix(std::vector<TensorOut>& tensors, std::vector<std::vector<float>>& numbers, const std::string& name, const WeightMatrix& matrix) {
+void add_matrix(std::vector<TensorOut>& tensors, std::vector<std::vector<float>>& numbers, const std::string& name,
+                const WeightMatrix& matrix) {
   const std::int64_t rows = matrix.rows;
   const std::int64_t cols = matrix.cols;
   const auto blocks = [](std::int64_t size) { return (size + 127) / 128; };
@@ -29,7 +30,10 @@ void add_matrix(std::vector<TensorOut>& tensors, std::vector<std::vector<float>>
       break;
     case WeightKind::fp8_block:
       tensors.push_back({name + ".weight", "F8_E4M3", {rows, cols}, matrix.values});
-      tensors.push_back({name + ".scale", matrix.block_scale == ScaleFormat::f32 ? "F32" : "F8_E8M0", {blocks(rows), blocks(cols)}, matrix.scales});
+      tensors.push_back({name + ".scale",
+                         matrix.block_scale == ScaleFormat::f32 ? "F32" : "F8_E8M0",
+                         {blocks(rows), blocks(cols)},
+                         matrix.scales});
       break;
     case WeightKind::mxfp4:
       tensors.push_back({name + ".weight", "U8", {rows, cols / 2}, matrix.values});
@@ -66,7 +70,8 @@ void save_layer(const Inputs& inputs, const std::string& path) {
   const bool from_file = inputs.checkpoint != nullptr;
   const auto router = from_file ? inputs.checkpoint->router_weights() : std::span<const float>(inputs.synthetic->router_weights());
   const auto bias = from_file ? inputs.checkpoint->router_bias() : std::span<const float>(inputs.synthetic->router_bias());
-  if (!router.empty()) tensors.push_back({"ffn.gate.weight", "F32", {source.shape.experts, source.shape.hidden}, std::as_bytes(router)});
+  if (!router.empty())
+    tensors.push_back({"ffn.gate.weight", "F32", {source.shape.experts, source.shape.hidden}, std::as_bytes(router)});
   if (!bias.empty()) tensors.push_back({"ffn.gate.bias", "F32", {source.shape.experts}, std::as_bytes(bias)});
   write_safetensors(path, tensors);
 }

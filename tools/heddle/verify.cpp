@@ -109,7 +109,8 @@ class References {
 
 std::size_t different_from_family(const std::vector<Check>& checks, const Check& check) {
   for (const Check& other : checks) {
-    const bool same = is_slots(other.options) == is_slots(check.options) && other.result.exchange.wire == check.result.exchange.wire &&
+    const bool same = is_slots(other.options) == is_slots(check.options) &&
+                      other.result.exchange.wire == check.result.exchange.wire &&
                       other.options.combine_wire == check.options.combine_wire;
     if (same) return compare(check.result.output, other.result.output).different_bits;
   }
@@ -122,21 +123,23 @@ std::string bytes_text(std::uint64_t bytes) {
 
 void print_head(const Inputs& inputs, const LayerOptions& first) {
   const LayerShape& shape = inputs.source.shape;
-  fmt::print("{} experts of {} x {} ({}), top-{}, shared expert: {}; {} tokens on {} ranks ({})\n", shape.experts, shape.hidden, shape.intermediate,
-             word_of(kinds, inputs.source.kind), shape.topk, inputs.source.shared ? word_of(shared_modes, first.shared) : "none", inputs.tokens(),
-             inputs.ranks, inputs.processes ? "processes" : "threads");
+  fmt::print("{} experts of {} x {} ({}), top-{}, shared expert: {}; {} tokens on {} ranks ({})\n", shape.experts, shape.hidden,
+             shape.intermediate, word_of(kinds, inputs.source.kind), shape.topk,
+             inputs.source.shared ? word_of(shared_modes, first.shared) : "none", inputs.tokens(), inputs.ranks,
+             inputs.processes ? "processes" : "threads");
   for (const std::string& note : inputs.notes) fmt::print("  {}\n", note);
-  fmt::print("\n{:<24} {:>11} {:>11} {:>11} {:>10} {:<10} {:>9} {:<9} {:>8}\n", "way", "copies/token", "dispatch", "combine", "host waits", "arrives",
-             "error", "bits", "time");
+  fmt::print("\n{:<24} {:>11} {:>11} {:>11} {:>10} {:<10} {:>9} {:<9} {:>8}\n", "way", "copies/token", "dispatch", "combine",
+             "host waits", "arrives", "error", "bits", "time");
 }
 
 void print_line(const Check& check) {
   const PhaseReport out = check.result.total(&LayerReport::dispatch);
   const PhaseReport back = check.result.total(&LayerReport::combine);
-  fmt::print("{:<24} {:>11.2f}  {:>11} {:>11} {:>10} {:<10} {:>9.1e} {:<9} {:>6.0f} ms{}\n", title_of(check.options), check.result.copies,
-             bytes_text(out.remote_bytes + out.local_bytes), bytes_text(back.remote_bytes + back.local_bytes),
-             check.result.reports.front().host_waited ? "yes" : "no", name(check.result.exchange.arrived), check.error.relative_error,
-             check.family_bits == 0 ? "equal" : fmt::format("{} off", check.family_bits), check.result.seconds * 1e3, check.passed ? "" : "  MISSED");
+  fmt::print("{:<24} {:>11.2f}  {:>11} {:>11} {:>10} {:<10} {:>9.1e} {:<9} {:>6.0f} ms{}\n", title_of(check.options),
+             check.result.copies, bytes_text(out.remote_bytes + out.local_bytes), bytes_text(back.remote_bytes + back.local_bytes),
+             check.result.reports.front().host_waited ? "yes" : "no", name(check.result.exchange.arrived),
+             check.error.relative_error, check.family_bits == 0 ? "equal" : fmt::format("{} off", check.family_bits),
+             check.result.seconds * 1e3, check.passed ? "" : "  MISSED");
   std::fflush(stdout);
 }
 
@@ -166,7 +169,9 @@ void verify(const VerifyArguments& arguments, int& status) {
     checks.push_back(std::move(check));
   }
   const double bound = bound_of(activation_of(inputs.source.kind, wanted.front()));
-  fmt::print("\nerror: relative to the float64 reference, at most {:.0e}; bits: against the first way that sums in the same order\n", bound);
+  fmt::print(
+      "\nerror: relative to the float64 reference, at most {:.0e}; bits: against the first way that sums in the same order\n",
+      bound);
   fmt::print("{} of {} ways passed\n", wanted.size() - static_cast<std::size_t>(missed), wanted.size());
   if (!arguments.json.empty()) write_json(arguments.json, {{"ways", json}, {"passed", missed == 0}});
   status = missed == 0 ? 0 : 1;

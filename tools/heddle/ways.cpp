@@ -13,10 +13,11 @@ namespace heddle::tool {
 namespace {
 
 const std::map<std::string, Way> names{
-    {"gather", Way::gather},           {"normal", Way::normal},   {"low_latency", Way::low_latency}, {"elastic", Way::elastic},
-    {"one_sided", Way::one_sided},     {"mega", Way::mega},       {"none", Way::gather},             {"deepep_v2", Way::elastic},
-    {"flashinfer", Way::one_sided},    {"megamoe", Way::mega},    {"flashinfer_megamoe", Way::mega}, {"pplx", Way::low_latency},
-    {"mooncake", Way::low_latency},    {"nixl", Way::low_latency}};
+    {"gather", Way::gather},        {"normal", Way::normal},           {"low_latency", Way::low_latency},
+    {"elastic", Way::elastic},      {"one_sided", Way::one_sided},     {"mega", Way::mega},
+    {"none", Way::gather},          {"deepep_v2", Way::elastic},       {"flashinfer", Way::one_sided},
+    {"megamoe", Way::mega},         {"flashinfer_megamoe", Way::mega}, {"pplx", Way::low_latency},
+    {"mooncake", Way::low_latency}, {"nixl", Way::low_latency}};
 
 constexpr Way unfused[] = {Way::gather, Way::normal, Way::low_latency, Way::elastic, Way::one_sided};
 
@@ -49,24 +50,30 @@ Way fastest(const Inputs& inputs) {
 }
 
 WayChoice choose_way(const std::string& typed, const LayerArguments& arguments, const Inputs& inputs) {
-  if (typed == "ascend_fuseep" || typed == "ascend_tp") throw InputError(fmt::format("--way {} is for Ascend NPUs, which Heddle does not run on", typed));
+  if (typed == "ascend_fuseep" || typed == "ascend_tp")
+    throw InputError(fmt::format("--way {} is for Ascend NPUs, which Heddle does not run on", typed));
   if (typed == "mori") return {Way::normal, Wire::nvfp4, Wire::fp8};
   if (typed == "auto") return {fastest(inputs), {}, {}};
+  const std::string& mode = arguments.deepep_mode;
+  if (mode != "normal" && mode != "low_latency" && mode != "auto") {
+    throw InputError(fmt::format("--deepep-mode does not know '{}'; it takes normal, low_latency, auto", mode));
+  }
   if (typed == "deepep") {
-    if (arguments.deepep_mode == "normal") return {Way::normal, {}, {}};
+    if (mode == "normal") return {Way::normal, {}, {}};
     // As the engine's auto mode: batches with prompt tokens go through normal, pure decode through low_latency; a
     // file does not say which it is, and the cap of low_latency's usual deployments is 128 rows.
     const int most = *std::max_element(inputs.tokens_per_rank.begin(), inputs.tokens_per_rank.end());
-    if (arguments.deepep_mode == "low_latency" || (arguments.deepep_mode == "auto" && most <= 128)) return {Way::low_latency, {}, {}};
-    if (arguments.deepep_mode == "auto") return {Way::normal, {}, {}};
-    throw InputError(fmt::format("--deepep-mode does not know '{}'; it takes normal, low_latency, auto", arguments.deepep_mode));
+    return {mode == "low_latency" || most <= 128 ? Way::low_latency : Way::normal, {}, {}};
   }
   const auto found = names.find(typed);
   if (found == names.end()) {
-    throw InputError(fmt::format("--way does not know '{}'; it takes gather, normal, low_latency, elastic, one_sided, mega, auto, or an engine's "
-                                 "none, deepep, deepep_v2, flashinfer, megamoe, flashinfer_megamoe, pplx, mooncake, nixl, mori", typed));
+    throw InputError(fmt::format(
+        "--way does not know '{}'; it takes gather, normal, low_latency, elastic, one_sided, mega, auto, or an engine's "
+        "none, deepep, deepep_v2, flashinfer, megamoe, flashinfer_megamoe, pplx, mooncake, nixl, mori",
+        typed));
   }
-  if (found->second == Way::mega) throw InputError("--way mega: the fused kernel is not there yet; take gather, normal, low_latency, elastic or one_sided");
+  if (found->second == Way::mega)
+    throw InputError("--way mega: the fused kernel is not there yet; take gather, normal, low_latency, elastic or one_sided");
   return {found->second, {}, {}};
 }
 

@@ -87,7 +87,9 @@ __global__ void __launch_bounds__(threads_a_cta) elastic_combine(const __grid_co
     if (!elastic_return(w, call.layout, sums, rank.results, places, scratch)) return;
   }
   if (!call.receive) return;
-  if (!elastic_collect(w, call.layout, send_input(call), call.placement, scratch, call.weighted, shared_rows(call), rank.output.out)) return;
+  if (!elastic_collect(w, call.layout, send_input(call), call.placement, scratch, call.weighted, shared_rows(call),
+                       rank.output.out))
+    return;
   if (w.index() == 0) w.finish_epoch();
 }
 

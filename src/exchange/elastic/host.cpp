@@ -69,11 +69,13 @@ class ElasticExchange final : public HostExchange {
     const bf16* sums = to_sum ? sums_.data() : results;
     if (!by_expert()) {
       // Arrival order: the routed runner's slot of a pair is the pair's own number.
-      for (int pair = 0; pair < received_ * options_.topk; ++pair) places_[static_cast<std::size_t>(pair)] = scratch_.routing.local_ids[pair] < 0 ? -1 : pair;
+      for (int pair = 0; pair < received_ * options_.topk; ++pair)
+        places_[static_cast<std::size_t>(pair)] = scratch_.routing.local_ids[pair] < 0 ? -1 : pair;
     }
     const std::int32_t* places = by_expert() ? expanded_.places.data() : places_.data();
     run([&](HostWorker& w) {
-      if (to_sum && !sum_pairs(w, received_, scratch_.routing, places, results, options_.hidden, weighted, sums_.data())) return false;
+      if (to_sum && !sum_pairs(w, received_, scratch_.routing, places, results, options_.hidden, weighted, sums_.data()))
+        return false;
       return elastic_return(w, layout_, sums, results, places, scratch_);
     });
     for (int s = 0, first = 0; s < ranks(); first += scratch_.arrived[s++]) {
@@ -88,7 +90,9 @@ class ElasticExchange final : public HostExchange {
   void combine_receive(const CombineOutput& output) override {
     accept(output);
     const bool weighted = options_.weight_at == WeightAt::combine;
-    run([&](HostWorker& w) { return elastic_collect(w, layout_, input_, placement_, scratch_, weighted, shared_rows(output), output.out); });
+    run([&](HostWorker& w) {
+      return elastic_collect(w, layout_, input_, placement_, scratch_, weighted, shared_rows(output), output.out);
+    });
     finish(output);
   }
 

@@ -27,8 +27,12 @@ struct ElasticLayout {
     return static_cast<std::size_t>(source) * static_cast<std::size_t>(shape.cap) + static_cast<std::size_t>(slot);
   }
   HEDDLE_HOST_DEVICE std::size_t row(std::size_t number) const { return areas.dispatch + number * wire.row_bytes(); }
-  HEDDLE_HOST_DEVICE std::size_t routing(std::size_t number) const { return row(region_rows()) + number * routing_bytes(shape.topk); }
-  HEDDLE_HOST_DEVICE std::size_t home_token(std::size_t number) const { return routing(region_rows()) + number * sizeof(std::int32_t); }
+  HEDDLE_HOST_DEVICE std::size_t routing(std::size_t number) const {
+    return row(region_rows()) + number * routing_bytes(shape.topk);
+  }
+  HEDDLE_HOST_DEVICE std::size_t home_token(std::size_t number) const {
+    return routing(region_rows()) + number * sizeof(std::int32_t);
+  }
   HEDDLE_HOST_DEVICE std::size_t dispatch_bytes() const {
     return region_rows() * (wire.row_bytes() + routing_bytes(shape.topk) + sizeof(std::int32_t));
   }

@@ -17,7 +17,8 @@ struct ElasticScratch {
 };
 
 template <Worker W>
-HEDDLE_PROTOCOL bool elastic_send(W& w, const ElasticLayout& layout, const SendInput& input, const PlacementView& placement, const ElasticScratch& scratch) {
+HEDDLE_PROTOCOL bool elastic_send(W& w, const ElasticLayout& layout, const SendInput& input, const PlacementView& placement,
+                                  const ElasticScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   const std::size_t list_bytes = static_cast<std::size_t>(input.topk) * sizeof(std::int32_t);
@@ -71,7 +72,8 @@ HEDDLE_PROTOCOL int for_arrived_rows(W& w, const ElasticLayout& layout, const st
 
 /// Copy epilogue, first part: the routing of the arrived rows, then "no expert" up to `room` rows.
 template <Worker W>
-HEDDLE_PROTOCOL bool elastic_list(W& w, const ElasticLayout& layout, int room, const PlacementView& placement, const ElasticScratch& scratch) {
+HEDDLE_PROTOCOL bool elastic_list(W& w, const ElasticLayout& layout, int room, const PlacementView& placement,
+                                  const ElasticScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   const int n = for_arrived_rows(w, layout, scratch.arrived, [&](int i, int s, int slot) {
@@ -79,7 +81,8 @@ HEDDLE_PROTOCOL bool elastic_list(W& w, const ElasticLayout& layout, int room, c
     take_routing(w, scratch.routing, static_cast<std::size_t>(i), heap.mine<std::byte>(layout.routing(number)), placement);
     scratch.home_tokens[i] = w.read(heap.mine<std::int32_t>(layout.home_token(number)));
   });
-  for (int i = n + w.index(); i < room; i += w.count()) take_routing(w, scratch.routing, static_cast<std::size_t>(i), nullptr, placement);
+  for (int i = n + w.index(); i < room; i += w.count())
+    take_routing(w, scratch.routing, static_cast<std::size_t>(i), nullptr, placement);
   return w.team_barrier();
 }
 
@@ -88,8 +91,8 @@ template <Worker W>
 HEDDLE_PROTOCOL bool elastic_copy_out(W& w, const ElasticLayout& layout, const ElasticScratch& scratch, std::byte* rows) {
   const HeapView& heap = w.heap();
   for_arrived_rows(w, layout, scratch.arrived, [&](int i, int s, int slot) {
-    w.copy_row(rows + static_cast<std::size_t>(i) * layout.wire.row_bytes(), heap.mine<std::byte>(layout.row(layout.row_number(s, slot))),
-               layout.wire);
+    w.copy_row(rows + static_cast<std::size_t>(i) * layout.wire.row_bytes(),
+               heap.mine<std::byte>(layout.row(layout.row_number(s, slot))), layout.wire);
   });
   w.complete_all();
   return w.team_barrier();
@@ -112,8 +115,8 @@ HEDDLE_PROTOCOL bool elastic_expand(W& w, const ElasticLayout& layout, const Ela
 /// reduce = rank: sums [n, H] (one summed row an arrived row) go home, to the slot their token had here.
 /// reduce = home: results by place (see ArrivedRouting), one row a choice.
 template <Worker W>
-HEDDLE_PROTOCOL bool elastic_return(W& w, const ElasticLayout& layout, const bf16* sums, const bf16* results, const std::int32_t* places,
-                    const ElasticScratch& scratch) {
+HEDDLE_PROTOCOL bool elastic_return(W& w, const ElasticLayout& layout, const bf16* sums, const bf16* results,
+                                    const std::int32_t* places, const ElasticScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   const auto hidden = static_cast<std::size_t>(layout.returned.hidden);
@@ -142,8 +145,8 @@ HEDDLE_PROTOCOL bool elastic_return(W& w, const ElasticLayout& layout, const bf1
 
 /// out [tokens, H]: over ranks in ascending order (reduce = rank) or over choices (home).
 template <Worker W>
-HEDDLE_PROTOCOL bool elastic_collect(W& w, const ElasticLayout& layout, const SendInput& input, const PlacementView& placement, const ElasticScratch& scratch,
-                     bool weighted, const SharedRows& shared, bf16* out) {
+HEDDLE_PROTOCOL bool elastic_collect(W& w, const ElasticLayout& layout, const SendInput& input, const PlacementView& placement,
+                                     const ElasticScratch& scratch, bool weighted, const SharedRows& shared, bf16* out) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   for (int d = w.index(); d < heap.ranks; d += w.count()) {
@@ -168,7 +171,8 @@ HEDDLE_PROTOCOL bool elastic_collect(W& w, const ElasticLayout& layout, const Se
     };
     const auto term = [&](int i) { return by_rank ? of_rank(i) : of_choice(i); };
     w.reduce_rows(out + static_cast<std::size_t>(token) * hidden, by_rank ? heap.ranks : input.topk, term,
-                  SumFormat{layout.returned, weighted && !by_rank}, shared.of(static_cast<std::size_t>(token), hidden), item % parts, parts);
+                  SumFormat{layout.returned, weighted && !by_rank}, shared.of(static_cast<std::size_t>(token), hidden),
+                  item % parts, parts);
   }
   return w.team_barrier();
 }

@@ -73,7 +73,8 @@ class DeviceGather final : public DeviceWay<GatherCall> {
   DeviceGather(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
                const DeviceExchangeOptions& device_options)
       : DeviceWay(workspace, gpu, options, memory, device_options, gather_dispatch, gather_combine) {
-    if (options.gather == GatherMode::tensor_parallel) throw InputError("gather under tensor-parallel attention is not on GPUs yet; the host engine has it");
+    if (options.gather == GatherMode::tensor_parallel)
+      throw InputError("gather under tensor-parallel attention is not on GPUs yet; the host engine has it");
     parameters_.layout = make_layout<GatherLayout>(options, areas());
     parameters_.mode = options.gather;
     const GatherLayout& layout = parameters_.layout;
@@ -90,7 +91,8 @@ class DeviceGather final : public DeviceWay<GatherCall> {
     parameters_.zeros = at<std::byte>(zeros);
     parameters_.sums = at<std::byte>(sums);
     const cuda::DeviceScope scope(device());
-    for (int rank = 0; rank < local_ranks(); ++rank) cuda::check(cudaMemset(at<std::byte>(zeros, rank), 0, layout.record_bytes()), "zeroing of a record");
+    for (int rank = 0; rank < local_ranks(); ++rank)
+      cuda::check(cudaMemset(at<std::byte>(zeros, rank), 0, layout.record_bytes()), "zeroing of a record");
   }
 
   Arrived arrived(int local) const override {

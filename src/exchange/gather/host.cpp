@@ -28,17 +28,22 @@ class GatherExchange final : public HostExchange {
         block_ = step.max_tokens;
         first_ = rank() * block_;
         rows_ = ranks() * block_;
-        run([this](HostWorker& w) { return gather_all_gather(w, layout_, static_cast<std::size_t>(first_), input_, counts_.data()); });
+        run([this](HostWorker& w) {
+          return gather_all_gather(w, layout_, static_cast<std::size_t>(first_), input_, counts_.data());
+        });
         break;
       case GatherMode::uneven:
         lay_out_exactly();
-        run([this](HostWorker& w) { return gather_all_gather(w, layout_, static_cast<std::size_t>(first_), input_, counts_.data()); });
+        run([this](HostWorker& w) {
+          return gather_all_gather(w, layout_, static_cast<std::size_t>(first_), input_, counts_.data());
+        });
         break;
       case GatherMode::zero_filled:
         lay_out_exactly();
         run([this](HostWorker& w) {
           std::byte* sum = sums_.data() + layout_.record_bytes() * static_cast<std::size_t>(w.index());
-          return gather_all_reduce(w, layout_, static_cast<std::size_t>(rows_), static_cast<std::size_t>(first_), input_, zeros_.data(), sum);
+          return gather_all_reduce(w, layout_, static_cast<std::size_t>(rows_), static_cast<std::size_t>(first_), input_,
+                                   zeros_.data(), sum);
         });
         break;
       case GatherMode::tensor_parallel:
@@ -54,7 +59,9 @@ class GatherExchange final : public HostExchange {
   Arrived dispatch_receive() override {
     if (mode() == GatherMode::tensor_parallel) return take_own_tokens();
     const ArrivedRouting routing{options_.topk, local_ids_.data(), weights_.data()};
-    run([&](HostWorker& w) { return gather_list(w, layout_, rows_, placement_, routing, [this](int row) { return is_padding(row); }); });
+    run([&](HostWorker& w) {
+      return gather_list(w, layout_, rows_, placement_, routing, [this](int row) { return is_padding(row); });
+    });
     return describe_arrival(workspace_.view().mine<std::byte>(layout_.record(0)), layout_.record_bytes());
   }
 
@@ -68,7 +75,8 @@ class GatherExchange final : public HostExchange {
       share_sums(output);
     } else {
       run([&](HostWorker& w) {
-        return gather_pull(w, layout_, static_cast<std::size_t>(first_), static_cast<std::size_t>(input_.tokens), shared_rows(output), output.out);
+        return gather_pull(w, layout_, static_cast<std::size_t>(first_), static_cast<std::size_t>(input_.tokens),
+                           shared_rows(output), output.out);
       });
       for (int d = 0; d < ranks(); ++d) count_rows(d, input_.tokens, layout_.returned.reported_bytes());
     }
@@ -78,7 +86,9 @@ class GatherExchange final : public HostExchange {
  private:
   GatherMode mode() const { return options_.gather; }
 
-  bool is_padding(int row) const { return mode() == GatherMode::padded && row % block_ >= counts_[static_cast<std::size_t>(row / block_)]; }
+  bool is_padding(int row) const {
+    return mode() == GatherMode::padded && row % block_ >= counts_[static_cast<std::size_t>(row / block_)];
+  }
 
   /// Offsets after the counts of all ranks: nothing is padded.
   void lay_out_exactly() {
@@ -137,8 +147,8 @@ class GatherExchange final : public HostExchange {
     const auto rows = static_cast<std::size_t>(end - begin);
     run([&](HostWorker& w) {
       return gather_pull(w, layout_, static_cast<std::size_t>(begin), rows, shared, slice_.data()) &&
-             all_gather_rows(w, all_gather_layout(), static_cast<std::size_t>(begin), rows, static_cast<std::size_t>(rows_), slice_.data(),
-                             output.all_out);
+             all_gather_rows(w, all_gather_layout(), static_cast<std::size_t>(begin), rows, static_cast<std::size_t>(rows_),
+                             slice_.data(), output.all_out);
     });
     for (int d = 0; d < ranks(); ++d) {
       count_rows(d, end - begin, layout_.returned.reported_bytes());

@@ -19,7 +19,9 @@ struct GatherLayout {
   HEDDLE_HOST_DEVICE std::size_t reduced_word(int source) const { return word(dispatch_words + 2, source); }
   HEDDLE_HOST_DEVICE std::size_t partial_word(int worker) const { return word(combine_words, worker); }
 
-  HEDDLE_HOST_DEVICE std::size_t all_rows() const { return static_cast<std::size_t>(shape.ranks) * static_cast<std::size_t>(shape.cap); }
+  HEDDLE_HOST_DEVICE std::size_t all_rows() const {
+    return static_cast<std::size_t>(shape.ranks) * static_cast<std::size_t>(shape.cap);
+  }
   HEDDLE_HOST_DEVICE std::size_t record_bytes() const { return wire.row_bytes() + routing_bytes(shape.topk); }
 
   // Dispatch area: the gathered records, then this rank's zero-filled buffer (all-reduce only).

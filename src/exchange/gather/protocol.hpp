@@ -40,7 +40,8 @@ HEDDLE_PROTOCOL bool gather_exchange_counts(W& w, const GatherLayout& layout, in
 
 /// Writes one token's record to `to(rank)` for each live rank of [first_rank, last_rank).
 template <Worker W, class To>
-HEDDLE_PROTOCOL void gather_write_record(W& w, const GatherLayout& layout, const SendInput& input, int token, int first_rank, int last_rank, To to) {
+HEDDLE_PROTOCOL void gather_write_record(W& w, const GatherLayout& layout, const SendInput& input, int token, int first_rank,
+                                         int last_rank, To to) {
   const std::size_t list_bytes = static_cast<std::size_t>(input.topk) * sizeof(std::int32_t);
   const std::byte* row = row_to_send(w, input.hidden + static_cast<std::size_t>(token) * layout.wire.hidden, layout.wire);
   for (int d = first_rank; d < last_rank; ++d) {
@@ -54,7 +55,8 @@ HEDDLE_PROTOCOL void gather_write_record(W& w, const GatherLayout& layout, const
 
 /// All-gather: this rank's records to every rank at rows [first, first + tokens); arrived[s] = tokens of s.
 template <Worker W>
-HEDDLE_PROTOCOL bool gather_all_gather(W& w, const GatherLayout& layout, std::size_t first, const SendInput& input, std::int32_t* arrived) {
+HEDDLE_PROTOCOL bool gather_all_gather(W& w, const GatherLayout& layout, std::size_t first, const SendInput& input,
+                                       std::int32_t* arrived) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   for (int token = w.index(); token < input.tokens; token += w.count()) {
@@ -72,8 +74,8 @@ HEDDLE_PROTOCOL bool gather_all_gather(W& w, const GatherLayout& layout, std::si
 /// integers, since at most one rank's record is not zero: exact for every wire. `zeros` and `sum` are
 /// ordinary memory of one record a worker.
 template <Worker W>
-HEDDLE_PROTOCOL bool gather_all_reduce(W& w, const GatherLayout& layout, std::size_t rows, std::size_t first, const SendInput& input,
-                       const std::byte* zeros, std::byte* sum) {
+HEDDLE_PROTOCOL bool gather_all_reduce(W& w, const GatherLayout& layout, std::size_t rows, std::size_t first,
+                                       const SendInput& input, const std::byte* zeros, std::byte* sum) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   const auto stride = static_cast<std::size_t>(w.count());
@@ -120,8 +122,8 @@ HEDDLE_PROTOCOL bool gather_all_reduce(W& w, const GatherLayout& layout, std::si
 
 /// Routing of the gathered rows in ordinary memory; rows that padding(row) says are marked as "no expert".
 template <Worker W, class Padding>
-HEDDLE_PROTOCOL bool gather_list(W& w, const GatherLayout& layout, int rows, const PlacementView& placement, const ArrivedRouting& routing,
-                                 Padding padding) {
+HEDDLE_PROTOCOL bool gather_list(W& w, const GatherLayout& layout, int rows, const PlacementView& placement,
+                                 const ArrivedRouting& routing, Padding padding) {
   for (int row = w.index(); row < rows; row += w.count()) {
     const auto* record = w.heap().template mine<std::byte>(layout.record(static_cast<std::size_t>(row)));
     take_routing(w, routing, static_cast<std::size_t>(row), padding(row) ? nullptr : record + layout.wire.row_bytes(), placement);
@@ -140,23 +142,25 @@ HEDDLE_PROTOCOL bool gather_offer(W& w, const GatherLayout& layout, std::size_t 
   }
   w.complete_all();
   if (!w.team_barrier()) return false;
-  gather_tell_all(w, [&](int peer) { return layout.partial_word(peer); }, 1);
+  gather_tell_all(
+      w, [&](int peer) { return layout.partial_word(peer); }, 1);
   return true;
 }
 
 /// out [rows, H] = sum over ranks, ascending, of their partial sums of rows [first, first + rows).
 template <Worker W>
-HEDDLE_PROTOCOL bool gather_pull(W& w, const GatherLayout& layout, std::size_t first, std::size_t rows, const SharedRows& shared, bf16* out) {
+HEDDLE_PROTOCOL bool gather_pull(W& w, const GatherLayout& layout, std::size_t first, std::size_t rows, const SharedRows& shared,
+                                 bf16* out) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
-  if (!gather_hear_all(w, [&](int peer) { return layout.partial_word(peer); }, WordKind::gather_partial, nullptr)) return false;
+  if (!gather_hear_all(
+          w, [&](int peer) { return layout.partial_word(peer); }, WordKind::gather_partial, nullptr))
+    return false;
   const auto hidden = static_cast<std::size_t>(layout.returned.hidden);
   const auto parts = static_cast<std::size_t>(w.row_parts(static_cast<int>(rows), layout.returned.hidden));
   for (auto item = static_cast<std::size_t>(w.index()); item < rows * parts; item += static_cast<std::size_t>(w.count())) {
     const std::size_t row = item / parts;
-    const auto term = [&](int d) {
-      return w.live(d) ? SumTerm{heap.at<std::byte>(d, layout.partial(first + row))} : SumTerm{};
-    };
+    const auto term = [&](int d) { return w.live(d) ? SumTerm{heap.at<std::byte>(d, layout.partial(first + row))} : SumTerm{}; };
     w.reduce_rows(out + row * hidden, heap.ranks, term, SumFormat{layout.returned, false}, shared.of(row, hidden),
                   static_cast<int>(item % parts), static_cast<int>(parts));
   }

@@ -39,7 +39,8 @@ __global__ void __launch_bounds__(threads_a_cta) low_latency_combine(const __gri
   const DeviceRank& rank = call.ranks[blockIdx.y];
   if (call.send && !low_latency_return(w, call.layout, call.placement.experts_on[w.heap().rank], rank.results, scratch)) return;
   if (!call.receive) return;
-  if (!low_latency_collect(w, call.layout, send_input(call), call.placement, call.weighted, shared_rows(call), rank.output.out)) return;
+  if (!low_latency_collect(w, call.layout, send_input(call), call.placement, call.weighted, shared_rows(call), rank.output.out))
+    return;
   if (w.index() == 0) w.finish_epoch();
 }
 
@@ -75,7 +76,8 @@ class DeviceLowLatency final : public DeviceWay<LowLatencyCall> {
     std::vector<std::int32_t> begins(local);
     for (std::size_t e = 0; e < local; ++e) begins[e] = static_cast<std::int32_t>(e) * block_rows;
     for (int rank = 0; rank < local_ranks(); ++rank) {
-      cuda::check(cudaMemcpy(at<std::int32_t>(begins_, rank), begins.data(), local * sizeof(std::int32_t), cudaMemcpyHostToDevice), "copying of block begins");
+      cuda::check(cudaMemcpy(at<std::int32_t>(begins_, rank), begins.data(), local * sizeof(std::int32_t), cudaMemcpyHostToDevice),
+                  "copying of block begins");
     }
   }
 
@@ -101,8 +103,9 @@ class DeviceLowLatency final : public DeviceWay<LowLatencyCall> {
 
 }  // namespace
 
-std::unique_ptr<DeviceExchange> create_device_low_latency(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options,
-                                                          const ExchangeMemory& memory, const DeviceExchangeOptions& device) {
+std::unique_ptr<DeviceExchange> create_device_low_latency(DeviceWorkspace& workspace, std::size_t gpu,
+                                                          const ExchangeOptions& options, const ExchangeMemory& memory,
+                                                          const DeviceExchangeOptions& device) {
   return std::make_unique<DeviceLowLatency>(workspace, gpu, options, memory, device);
 }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <chrono>
 
 #include "exchange/host_exchange.hpp"
 #include "exchange/low_latency/protocol.hpp"
@@ -39,8 +40,11 @@ class LowLatencyExchange final : public HostExchange {
   }
 
   Arrived dispatch_receive() override {
-    run([this](HostWorker& w) { return low_latency_receive(w, layout_, local_experts(), scratch_); });
+    run([this](HostWorker& w) { return low_latency_hear(w, layout_, local_experts(), scratch_); });
+    const auto since = std::chrono::steady_clock::now();
+    run([this](HostWorker& w) { return low_latency_pack(w, layout_, local_experts(), scratch_); });
     Arrived arrived;
+    arrived.regroup_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count();
     arrived.layout = ArrivedLayout::masked;
     arrived.wire = options_.wire;
     arrived.rows = rows_.data();
@@ -65,7 +69,9 @@ class LowLatencyExchange final : public HostExchange {
   void combine_receive(const CombineOutput& output) override {
     accept(output);
     const bool weighted = options_.weight_at == WeightAt::combine;
-    run([&](HostWorker& w) { return low_latency_collect(w, layout_, input_, placement_, weighted, shared_rows(output), output.out); });
+    run([&](HostWorker& w) {
+      return low_latency_collect(w, layout_, input_, placement_, weighted, shared_rows(output), output.out);
+    });
     finish(output);
   }
 

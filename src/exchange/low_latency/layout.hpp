@@ -27,7 +27,8 @@ struct LowLatencyLayout {
 
   // Dispatch area: rows, then origins; each [local expert][source][cap].
   HEDDLE_HOST_DEVICE std::size_t regions() const {
-    return static_cast<std::size_t>(shape.max_local_experts) * static_cast<std::size_t>(shape.ranks) * static_cast<std::size_t>(shape.cap);
+    return static_cast<std::size_t>(shape.max_local_experts) * static_cast<std::size_t>(shape.ranks) *
+           static_cast<std::size_t>(shape.cap);
   }
   HEDDLE_HOST_DEVICE std::size_t row_number(int local_expert, int source, int slot) const {
     return (static_cast<std::size_t>(local_expert) * static_cast<std::size_t>(shape.ranks) + static_cast<std::size_t>(source)) *

@@ -9,20 +9,20 @@ namespace heddle {
 
 /// Ordinary memory of one rank for a round trip. An expert's block has room for ranks * cap rows.
 struct LowLatencyScratch {
-  std::int32_t* slots = nullptr;      ///< [tokens, topk]: number of each pair among this sender's of its expert
-  std::int32_t* sent = nullptr;       ///< [experts]: pairs a expert
-  std::int32_t* arrived = nullptr;    ///< [local experts (at least 1), ranks]: rows of each region
+  std::int32_t* slots = nullptr;    ///< [tokens, topk]: number of each pair among this sender's of its expert
+  std::int32_t* sent = nullptr;     ///< [experts]: pairs a expert
+  std::int32_t* arrived = nullptr;  ///< [local experts (at least 1), ranks]: rows of each region
   // The masked layout that the experts read: rows of expert e at e * block_rows, packed in source order.
   int block_rows = 0;
-  std::byte* rows = nullptr;          ///< [local experts, block_rows] in wire format
-  PairOrigin* origins = nullptr;      ///< likewise
-  float* weights = nullptr;           ///< likewise
-  std::int32_t* counts = nullptr;     ///< [local experts] (masked_m)
+  std::byte* rows = nullptr;       ///< [local experts, block_rows] in wire format
+  PairOrigin* origins = nullptr;   ///< likewise
+  float* weights = nullptr;        ///< likewise
+  std::int32_t* counts = nullptr;  ///< [local experts] (masked_m)
 };
 
 template <Worker W>
 HEDDLE_PROTOCOL bool low_latency_send(W& w, const LowLatencyLayout& layout, const SendInput& input, const PlacementView& placement,
-                      const LowLatencyScratch& scratch) {
+                                      const LowLatencyScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   const int pairs = input.tokens * input.topk;
@@ -49,7 +49,8 @@ HEDDLE_PROTOCOL bool low_latency_send(W& w, const LowLatencyLayout& layout, cons
   for (int e = w.index(); e < layout.shape.experts; e += w.count()) {
     const int d = placement.rank_of[e];
     if (!w.live(d)) continue;
-    w.publish(heap.at<Word>(d, layout.count_word(placement.local_index[e], heap.rank)), static_cast<std::uint32_t>(scratch.sent[e]));
+    w.publish(heap.at<Word>(d, layout.count_word(placement.local_index[e], heap.rank)),
+              static_cast<std::uint32_t>(scratch.sent[e]));
   }
   // A rank without experts hears from everybody too: otherwise it could be a call ahead of its peers.
   for (int d = w.index(); d < heap.ranks; d += w.count()) {
@@ -58,9 +59,9 @@ HEDDLE_PROTOCOL bool low_latency_send(W& w, const LowLatencyLayout& layout, cons
   return true;
 }
 
-/// Waits for every live source's counts, then packs each expert's rows in source order.
+/// Waits for every live source's counts; the rows are there after it.
 template <Worker W>
-HEDDLE_PROTOCOL bool low_latency_receive(W& w, const LowLatencyLayout& layout, int local_experts, const LowLatencyScratch& scratch) {
+HEDDLE_PROTOCOL bool low_latency_hear(W& w, const LowLatencyLayout& layout, int local_experts, const LowLatencyScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   const int heard = local_experts > 0 ? local_experts : 1;
@@ -71,7 +72,13 @@ HEDDLE_PROTOCOL bool low_latency_receive(W& w, const LowLatencyLayout& layout, i
     if (w.live(s) && !w.acquire(heap.mine<Word>(layout.count_word(e, s)), {WordKind::low_latency_count, s, e}, count)) return false;
     scratch.arrived[region] = static_cast<std::int32_t>(count);
   }
-  if (!w.team_barrier()) return false;
+  return w.team_barrier();
+}
+
+/// Packs each expert's rows in source order.
+template <Worker W>
+HEDDLE_PROTOCOL bool low_latency_pack(W& w, const LowLatencyLayout& layout, int local_experts, const LowLatencyScratch& scratch) {
+  const HeapView& heap = w.heap();
   for (int e = 0; e < local_experts; ++e) {
     int next = e * scratch.block_rows;
     for (int s = 0; s < heap.ranks; ++s) {
@@ -91,9 +98,16 @@ HEDDLE_PROTOCOL bool low_latency_receive(W& w, const LowLatencyLayout& layout, i
   return w.team_barrier();
 }
 
+template <Worker W>
+HEDDLE_PROTOCOL bool low_latency_receive(W& w, const LowLatencyLayout& layout, int local_experts,
+                                         const LowLatencyScratch& scratch) {
+  return low_latency_hear(w, layout, local_experts, scratch) && low_latency_pack(w, layout, local_experts, scratch);
+}
+
 /// results [local experts, block_rows, H]: each row returns to the slot of its choice at its home.
 template <Worker W>
-HEDDLE_PROTOCOL bool low_latency_return(W& w, const LowLatencyLayout& layout, int local_experts, const bf16* results, const LowLatencyScratch& scratch) {
+HEDDLE_PROTOCOL bool low_latency_return(W& w, const LowLatencyLayout& layout, int local_experts, const bf16* results,
+                                        const LowLatencyScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   for (int e = 0; e < local_experts; ++e) {
@@ -120,13 +134,14 @@ HEDDLE_PROTOCOL bool low_latency_return(W& w, const LowLatencyLayout& layout, in
 /// out [tokens, H] = sum of a token's slots in choice order, choices without an expert or on a dead rank
 /// left out; with `weighted` each is multiplied by its routing weight. `shared` is added last.
 template <Worker W>
-HEDDLE_PROTOCOL bool low_latency_collect(W& w, const LowLatencyLayout& layout, const SendInput& input, const PlacementView& placement, bool weighted,
-                         const SharedRows& shared, bf16* out) {
+HEDDLE_PROTOCOL bool low_latency_collect(W& w, const LowLatencyLayout& layout, const SendInput& input,
+                                         const PlacementView& placement, bool weighted, const SharedRows& shared, bf16* out) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   for (int d = w.index(); d < heap.ranks; d += w.count()) {
     std::uint32_t value = 0;
-    if (w.live(d) && !w.acquire(heap.mine<Word>(layout.returned_word(d)), {WordKind::low_latency_returned, d, -1}, value)) return false;
+    if (w.live(d) && !w.acquire(heap.mine<Word>(layout.returned_word(d)), {WordKind::low_latency_returned, d, -1}, value))
+      return false;
   }
   if (!w.team_barrier()) return false;
   const auto hidden = static_cast<std::size_t>(layout.returned.hidden);

@@ -9,7 +9,7 @@ namespace {
 
 struct NormalCall : DeviceCall {
   NormalLayout layout;
-  NormalScratch scratch;  ///< of the first local rank
+  NormalScratch scratch;                    ///< of the first local rank
   std::int32_t* firsts = nullptr;           ///< [ranks]
   std::int32_t* returned_firsts = nullptr;  ///< [ranks]
   std::byte* wire_rows = nullptr;           ///< [cap] quantised rows, unless the wire is bf16
@@ -31,12 +31,14 @@ __device__ NormalScratch scratch_of(const NormalCall& call) {
   scratch.arrived = of_this_rank(scratch.arrived, call);
   scratch.progress = of_this_rank(scratch.progress, call);
   const bool plain = call.layout.wire.wire == Wire::bf16;
-  scratch.rows_to_send = plain ? reinterpret_cast<const std::byte*>(call.ranks[blockIdx.y].input.hidden) : of_this_rank(call.wire_rows, call);
+  scratch.rows_to_send =
+      plain ? reinterpret_cast<const std::byte*>(call.ranks[blockIdx.y].input.hidden) : of_this_rank(call.wire_rows, call);
   return scratch;
 }
 
 __device__ ArrivedRouting routing_of(const NormalCall& call) {
-  return {call.topk, of_this_rank(call.routing.local_ids, call.exact_stride), of_this_rank(call.routing.weights, call.exact_stride)};
+  return {call.topk, of_this_rank(call.routing.local_ids, call.exact_stride),
+          of_this_rank(call.routing.weights, call.exact_stride)};
 }
 
 __device__ ExpertLayout experts_of(const NormalCall& call, int rank) {
@@ -83,7 +85,8 @@ __global__ void __launch_bounds__(threads_a_cta) normal_move(const __grid_consta
   const NormalScratch scratch = scratch_of(call);
   std::byte* rows = of_this_rank(call.rows, call.exact_stride);
   const ArrivedRouting routing = routing_of(call);
-  if (!normal_dispatch(w, call.layout, send_input(call), call.placement, scratch, of_this_rank(call.firsts, call), rows, routing)) return;
+  if (!normal_dispatch(w, call.layout, send_input(call), call.placement, scratch, of_this_rank(call.firsts, call), rows, routing))
+    return;
   if (!call.by_expert) return;
   const int n = arrived_rows(scratch.arrived, w.heap().ranks);
   const auto row_of = [&](int i) { return rows + static_cast<std::size_t>(i) * call.layout.wire.row_bytes(); };
@@ -108,7 +111,8 @@ __global__ void __launch_bounds__(threads_a_cta) normal_combine(const __grid_con
     if (!normal_return(w, call.layout, scratch, of_this_rank(call.firsts, call), sums, returned_firsts, returned)) return;
   }
   if (!call.receive) return;
-  if (!normal_collect(w, call.layout, send_input(call), scratch, returned_firsts, returned, shared_rows(call), rank.output.out)) return;
+  if (!normal_collect(w, call.layout, send_input(call), scratch, returned_firsts, returned, shared_rows(call), rank.output.out))
+    return;
   if (w.index() == 0) w.finish_epoch();
 }
 
@@ -209,7 +213,8 @@ class DeviceNormal final : public DeviceExchangeBase {
     std::vector<std::int32_t> counts(2 * r * locals);
     for (std::size_t i = 0; i < locals; ++i) {
       const auto copy = [&](std::int32_t* to, std::size_t offset) {
-        cuda::check(cudaMemcpyAsync(to, at<std::int32_t>(offset, static_cast<int>(i)), r * sizeof(std::int32_t), cudaMemcpyDeviceToHost, stream),
+        cuda::check(cudaMemcpyAsync(to, at<std::int32_t>(offset, static_cast<int>(i)), r * sizeof(std::int32_t),
+                                    cudaMemcpyDeviceToHost, stream),
                     "reading of counts");
       };
       copy(counts.data() + 2 * r * i, sent_);
@@ -245,7 +250,8 @@ class DeviceNormal final : public DeviceExchangeBase {
     const std::size_t places = plan.take(most_received_ * k * sizeof(std::int32_t));
     const std::size_t row_weights = plan.take(expanded * sizeof(float));
     const std::size_t expanded_rows = plan.take(expanded * row_bytes);
-    const std::size_t sums = plan.take(parameters_.by_expert ? most_received_ * static_cast<std::size_t>(options_.hidden) * sizeof(bf16) : 0);
+    const std::size_t sums =
+        plan.take(parameters_.by_expert ? most_received_ * static_cast<std::size_t>(options_.hidden) * sizeof(bf16) : 0);
     parameters_.exact_stride = align_up(plan.bytes(), 128);
     exact_ = DeviceArray<std::byte>(device(), parameters_.exact_stride * static_cast<std::size_t>(local_ranks()));
     std::byte* base = exact_.data();
@@ -266,7 +272,9 @@ class DeviceNormal final : public DeviceExchangeBase {
     cudaStreamCaptureStatus status{};
     cuda::check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
     if (status != cudaStreamCaptureStatusNone) {
-      throw InputError("way normal cannot be captured in a graph: its host waits for row counts; take low_latency, elastic, one_sided or gather");
+      throw InputError(
+          "way normal cannot be captured in a graph: its host waits for row counts; take low_latency, elastic, one_sided or "
+          "gather");
     }
   }
 

@@ -33,7 +33,8 @@ class NormalExchange final : public HostExchange {
     run([this](HostWorker& w) {
       for (int token = w.index(); options_.wire != Wire::bf16 && token < input_.tokens; token += w.count()) {
         const auto row = static_cast<std::size_t>(token);
-        w.quantise_row(wire_rows_.data() + row * layout_.wire.row_bytes(), input_.hidden + row * static_cast<std::size_t>(options_.hidden), layout_.wire);
+        w.quantise_row(wire_rows_.data() + row * layout_.wire.row_bytes(),
+                       input_.hidden + row * static_cast<std::size_t>(options_.hidden), layout_.wire);
       }
       w.complete_all();
       return normal_exchange_counts(w, layout_, input_, placement_, scratch_);
@@ -85,7 +86,9 @@ class NormalExchange final : public HostExchange {
     const ArrivedRouting routing{options_.topk, local_ids_.data(), weights_.data()};
     const bool weighted = options_.weight_at == WeightAt::combine;
     run([&](HostWorker& w) {
-      if (by_expert() && !sum_pairs(w, received_, routing, expanded_.places.data(), results, options_.hidden, weighted, sums_.data())) return false;
+      if (by_expert() &&
+          !sum_pairs(w, received_, routing, expanded_.places.data(), results, options_.hidden, weighted, sums_.data()))
+        return false;
       return normal_return(w, layout_, scratch_, firsts_.data(), by_expert() ? sums_.data() : results, returned_firsts_.data(),
                            returned_.data());
     });
@@ -95,7 +98,8 @@ class NormalExchange final : public HostExchange {
   void combine_receive(const CombineOutput& output) override {
     accept(output);
     run([&](HostWorker& w) {
-      return normal_collect(w, layout_, input_, scratch_, returned_firsts_.data(), returned_.data(), shared_rows(output), output.out);
+      return normal_collect(w, layout_, input_, scratch_, returned_firsts_.data(), returned_.data(), shared_rows(output),
+                            output.out);
     });
     finish(output);
   }

@@ -26,7 +26,9 @@ struct NormalLayout {
   HEDDLE_HOST_DEVICE std::size_t queue_row(int peer, std::uint32_t number) const {
     return static_cast<std::size_t>(peer) * static_cast<std::size_t>(queue_rows) + number % static_cast<std::uint32_t>(queue_rows);
   }
-  HEDDLE_HOST_DEVICE std::size_t queue_capacity() const { return static_cast<std::size_t>(shape.ranks) * static_cast<std::size_t>(queue_rows); }
+  HEDDLE_HOST_DEVICE std::size_t queue_capacity() const {
+    return static_cast<std::size_t>(shape.ranks) * static_cast<std::size_t>(queue_rows);
+  }
   HEDDLE_HOST_DEVICE std::size_t record_bytes() const { return wire.row_bytes() + routing_bytes(shape.topk); }
   /// Dispatch area: [source][queue_rows] records. Row `number` of a source is at number mod queue_rows.
   HEDDLE_HOST_DEVICE std::size_t record(int source, std::uint32_t number) const {

@@ -19,17 +19,17 @@ struct NormalProgress {
 
 /// Ordinary memory of one rank for a round trip.
 struct NormalScratch {
-  std::int32_t* slots = nullptr;       ///< [tokens, ranks]
-  std::int32_t* sent = nullptr;        ///< [ranks]: rows to each rank
-  std::int32_t* arrived = nullptr;     ///< [ranks]: rows from each rank
+  std::int32_t* slots = nullptr;            ///< [tokens, ranks]
+  std::int32_t* sent = nullptr;             ///< [ranks]: rows to each rank
+  std::int32_t* arrived = nullptr;          ///< [ranks]: rows from each rank
   const std::byte* rows_to_send = nullptr;  ///< [tokens] wire rows (the hidden states themselves with a bf16 wire)
-  NormalProgress* progress = nullptr;  ///< [ranks]
+  NormalProgress* progress = nullptr;       ///< [ranks]
 };
 
 /// Tells every rank how many rows will come; after it the host knows the exact sizes.
 template <Worker W>
-HEDDLE_PROTOCOL bool normal_exchange_counts(W& w, const NormalLayout& layout, const SendInput& input, const PlacementView& placement,
-                            const NormalScratch& scratch) {
+HEDDLE_PROTOCOL bool normal_exchange_counts(W& w, const NormalLayout& layout, const SendInput& input,
+                                            const PlacementView& placement, const NormalScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   number_rows_by_rank(w, input, placement, scratch.slots, scratch.sent);
@@ -54,7 +54,8 @@ struct NormalFlow {
 
 /// Pushes up to a chunk to one peer if its queue has room. push(number) writes row `number` into the queue.
 template <Worker W, class Push>
-HEDDLE_PROTOCOL bool push_chunk(W& w, const NormalFlow& flow, Word* tail, const Word* head, std::uint32_t total, NormalProgress& progress, Push push) {
+HEDDLE_PROTOCOL bool push_chunk(W& w, const NormalFlow& flow, Word* tail, const Word* head, std::uint32_t total,
+                                NormalProgress& progress, Push push) {
   if (progress.sent == total && progress.told) return false;
   std::uint32_t taken = 0;
   if (!w.peek(head, taken)) taken = 0;
@@ -105,8 +106,8 @@ HEDDLE_HOST_DEVICE inline NormalStop where_stuck(std::uint32_t epoch, const Norm
 /// Moves both directions with this worker's peers until all is sent and taken. to_send, to_take and
 /// progress are [ranks]. Words gives tails and heads by peer; push(peer, number, progress), take(peer, number).
 template <Worker W, class Words, class Push, class Take>
-HEDDLE_PROTOCOL bool move_rows(W& w, const NormalFlow& flow, const Words& words, const std::int32_t* to_send, const std::int32_t* to_take,
-                               NormalProgress* progress, Push push, Take take) {
+HEDDLE_PROTOCOL bool move_rows(W& w, const NormalFlow& flow, const Words& words, const std::int32_t* to_send,
+                               const std::int32_t* to_take, NormalProgress* progress, Push push, Take take) {
   const int ranks = w.heap().ranks;
   for (int p = w.index(); p < ranks; p += w.count()) progress[p] = {};
   auto patience = w.look();
@@ -118,7 +119,8 @@ HEDDLE_PROTOCOL bool move_rows(W& w, const NormalFlow& flow, const Words& words,
       const auto send = static_cast<std::uint32_t>(to_send[p]);
       const auto receive = static_cast<std::uint32_t>(to_take[p]);
       NormalProgress mine = progress[p];
-      moved |= push_chunk(w, flow, words.their_tail(p), words.my_head(p), send, mine, [&](std::uint32_t number) { push(p, number, mine); });
+      moved |= push_chunk(w, flow, words.their_tail(p), words.my_head(p), send, mine,
+                          [&](std::uint32_t number) { push(p, number, mine); });
       moved |= take_rows(w, words.my_tail(p), words.their_head(p), receive, mine, [&](std::uint32_t number) { take(p, number); });
       if (mine.sent < send || mine.taken < receive || !mine.heard) waiting_for = p;
       progress[p] = mine;
@@ -153,8 +155,9 @@ struct NormalReturnWords {
 
 /// Dispatch: rows [n] in (source, token) order, with their routing, into ordinary memory of the exact size.
 template <Worker W>
-HEDDLE_PROTOCOL bool normal_dispatch(W& w, const NormalLayout& layout, const SendInput& input, const PlacementView& placement, const NormalScratch& scratch,
-                     const std::int32_t* firsts, std::byte* rows, const ArrivedRouting& routing) {
+HEDDLE_PROTOCOL bool normal_dispatch(W& w, const NormalLayout& layout, const SendInput& input, const PlacementView& placement,
+                                     const NormalScratch& scratch, const std::int32_t* firsts, std::byte* rows,
+                                     const ArrivedRouting& routing) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   const std::size_t list_bytes = static_cast<std::size_t>(input.topk) * sizeof(std::int32_t);
@@ -179,8 +182,8 @@ HEDDLE_PROTOCOL bool normal_dispatch(W& w, const NormalLayout& layout, const Sen
 /// Combine: sums [n, H] (one a row that arrived, in that order) go back; returned holds, for rank d, its
 /// rows at [returned_firsts[d] + slot].
 template <Worker W>
-HEDDLE_PROTOCOL bool normal_return(W& w, const NormalLayout& layout, const NormalScratch& scratch, const std::int32_t* firsts, const bf16* sums,
-                   const std::int32_t* returned_firsts, std::byte* returned) {
+HEDDLE_PROTOCOL bool normal_return(W& w, const NormalLayout& layout, const NormalScratch& scratch, const std::int32_t* firsts,
+                                   const bf16* sums, const std::int32_t* returned_firsts, std::byte* returned) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   const auto push = [&](int home, std::uint32_t number, NormalProgress&) {
@@ -198,8 +201,9 @@ HEDDLE_PROTOCOL bool normal_return(W& w, const NormalLayout& layout, const Norma
 
 /// out [tokens, H] = sum over ranks, ascending, of the rows they returned.
 template <Worker W>
-HEDDLE_PROTOCOL bool normal_collect(W& w, const NormalLayout& layout, const SendInput& input, const NormalScratch& scratch, const std::int32_t* returned_firsts,
-                    const std::byte* returned, const SharedRows& shared, bf16* out) {
+HEDDLE_PROTOCOL bool normal_collect(W& w, const NormalLayout& layout, const SendInput& input, const NormalScratch& scratch,
+                                    const std::int32_t* returned_firsts, const std::byte* returned, const SharedRows& shared,
+                                    bf16* out) {
   if (!w.begin()) return false;
   const int ranks = w.heap().ranks;
   const auto hidden = static_cast<std::size_t>(layout.returned.hidden);

@@ -45,7 +45,8 @@ class OneSidedExchange final : public HostExchange {
     arrived.local_ids = local_ids_.data();
     arrived.weights = weights_.data();
     arrived.real = count_pairs(arrived, options_.topk);
-    for (int p = 0; p < layout_.extra_payloads; ++p) arrived.extra.push_back(workspace_.view().mine<std::byte>(layout_.extra(p, 0)));
+    for (int p = 0; p < layout_.extra_payloads; ++p)
+      arrived.extra.push_back(workspace_.view().mine<std::byte>(layout_.extra(p, 0)));
     return arrived;
   }
 
@@ -55,7 +56,9 @@ class OneSidedExchange final : public HostExchange {
 
   void combine_receive(const CombineOutput& output) override {
     accept(output);
-    run([&](HostWorker& w) { return one_sided_pull(w, layout_, step_.max_tokens, input_, scratch_, shared_rows(output), output.out); });
+    run([&](HostWorker& w) {
+      return one_sided_pull(w, layout_, step_.max_tokens, input_, scratch_, shared_rows(output), output.out);
+    });
     for (int d = 0; d < ranks(); ++d) count_rows(d, scratch_.sent[d], layout_.returned.reported_bytes());
     finish(output);
   }

@@ -8,7 +8,7 @@
 namespace heddle {
 
 struct OneSidedLayout {
-  /// The row itself, its routing, and up to three more payloads of the caller.
+  /// Beside the row, its ids and its weights: six payloads in all.
   static constexpr int max_extra_payloads = 3;
 
   ExchangeShape shape;
@@ -23,7 +23,9 @@ struct OneSidedLayout {
   HEDDLE_HOST_DEVICE std::size_t ready_word(int worker) const { return word_at(areas, shape.ranks, combine_words, worker); }
 
   // Dispatch area: rows, routing, extra payloads; each [source][block_rows] with block_rows <= cap.
-  HEDDLE_HOST_DEVICE std::size_t blocks() const { return static_cast<std::size_t>(shape.ranks) * static_cast<std::size_t>(shape.cap); }
+  HEDDLE_HOST_DEVICE std::size_t blocks() const {
+    return static_cast<std::size_t>(shape.ranks) * static_cast<std::size_t>(shape.cap);
+  }
   HEDDLE_HOST_DEVICE static std::size_t row_number(int source, int block_rows, int slot) {
     return static_cast<std::size_t>(source) * static_cast<std::size_t>(block_rows) + static_cast<std::size_t>(slot);
   }

@@ -9,15 +9,15 @@ namespace heddle {
 
 /// Ordinary memory of one rank for a round trip.
 struct OneSidedScratch {
-  std::int32_t* slots = nullptr;    ///< [tokens, ranks]: where each token went
-  std::int32_t* sent = nullptr;     ///< [ranks]: rows to each rank
-  std::int32_t* arrived = nullptr;  ///< [ranks]: rows from each rank
+  std::int32_t* slots = nullptr;                                    ///< [tokens, ranks]: where each token went
+  std::int32_t* sent = nullptr;                                     ///< [ranks]: rows to each rank
+  std::int32_t* arrived = nullptr;                                  ///< [ranks]: rows from each rank
   const std::byte* extra[OneSidedLayout::max_extra_payloads] = {};  ///< [tokens, extra_bytes] each
 };
 
 template <Worker W>
-HEDDLE_PROTOCOL bool one_sided_send(W& w, const OneSidedLayout& layout, int block_rows, const SendInput& input, const PlacementView& placement,
-                    const OneSidedScratch& scratch) {
+HEDDLE_PROTOCOL bool one_sided_send(W& w, const OneSidedLayout& layout, int block_rows, const SendInput& input,
+                                    const PlacementView& placement, const OneSidedScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   const std::size_t list_bytes = static_cast<std::size_t>(input.topk) * sizeof(std::int32_t);
@@ -36,7 +36,8 @@ HEDDLE_PROTOCOL bool one_sided_send(W& w, const OneSidedLayout& layout, int bloc
       w.copy_bytes(routing + list_bytes, input.weights + token * input.topk, list_bytes);
       for (int p = 0; p < layout.extra_payloads; ++p) {
         const std::size_t bytes = layout.extra_bytes[p];
-        w.copy_bytes(heap.at<std::byte>(d, layout.extra(p, number)), scratch.extra[p] + static_cast<std::size_t>(token) * bytes, bytes);
+        w.copy_bytes(heap.at<std::byte>(d, layout.extra(p, number)), scratch.extra[p] + static_cast<std::size_t>(token) * bytes,
+                     bytes);
       }
     }
   }
@@ -79,7 +80,8 @@ HEDDLE_PROTOCOL bool one_sided_list(W& w, const OneSidedLayout& layout, int bloc
 
 /// results [ranks * block_rows, H]: this rank's partial sums, laid into its own block for the others.
 template <Worker W>
-HEDDLE_PROTOCOL bool one_sided_offer(W& w, const OneSidedLayout& layout, int block_rows, const bf16* results, const OneSidedScratch& scratch) {
+HEDDLE_PROTOCOL bool one_sided_offer(W& w, const OneSidedLayout& layout, int block_rows, const bf16* results,
+                                     const OneSidedScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   for (int s = 0; s < heap.ranks; ++s) {
@@ -99,8 +101,8 @@ HEDDLE_PROTOCOL bool one_sided_offer(W& w, const OneSidedLayout& layout, int blo
 
 /// out [tokens, H] = sum of the partial rows of a token's ranks, in ascending rank order; `shared` is added last.
 template <Worker W>
-HEDDLE_PROTOCOL bool one_sided_pull(W& w, const OneSidedLayout& layout, int block_rows, const SendInput& input, const OneSidedScratch& scratch,
-                    const SharedRows& shared, bf16* out) {
+HEDDLE_PROTOCOL bool one_sided_pull(W& w, const OneSidedLayout& layout, int block_rows, const SendInput& input,
+                                    const OneSidedScratch& scratch, const SharedRows& shared, bf16* out) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   for (int d = w.index(); d < heap.ranks; d += w.count()) {

@@ -56,8 +56,8 @@ class NormalTrip : public Trip<NormalLayout, NormalMemory> {
     w.end_launch();
     if (w.index() == 0) lay_out(own);
     w.end_launch();
-    return normal_dispatch(w, layout_, sent, batches_.placement(), own.scratch(), own.firsts.data(),
-                           own.rows.data(), own.routing());
+    return normal_dispatch(w, layout_, sent, batches_.placement(), own.scratch(), own.firsts.data(), own.rows.data(),
+                           own.routing());
   }
 
   template <class W>
@@ -79,8 +79,8 @@ class NormalTrip : public Trip<NormalLayout, NormalMemory> {
   template <class W>
   bool combine(W& w, int call, bf16* out) {
     NormalMemory& own = memory(w);
-    return normal_return(w, layout_, own.scratch(), own.firsts.data(), own.sums.data(),
-                         own.returned_firsts.data(), own.returned.data()) &&
+    return normal_return(w, layout_, own.scratch(), own.firsts.data(), own.sums.data(), own.returned_firsts.data(),
+                         own.returned.data()) &&
            normal_collect(w, layout_, input(call, w.heap().rank), own.scratch(), own.returned_firsts.data(), own.returned.data(),
                           {}, out);
   }
