@@ -93,7 +93,6 @@ TEST(LayerProcesses, AKilledRankIsNamedAndThenLeftOut) {
     c.take(route);
     c.tokens = {4, 0, 3};
     c.options.cap = 4;
-    c.options.workers = 1;
     SCOPED_TRACE(text_of(c));
     SyntheticLayer layer(c.layer);
     const LayerSource source = source_of(layer, c);
