@@ -55,7 +55,7 @@ __device__ inline bool check_input(DeviceWorker& w, const DeviceCall& call, cons
     }
   }
   __syncwarp();
-  return w.team_barrier() && w.begin();
+  return w.team_barrier() && !w.aborted_now();
 }
 
 }  // namespace heddle

@@ -38,7 +38,8 @@ DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t g
   if (options.wire == Wire::bf16 && options.combine_wire == Wire::bf16) call_.staging_bytes = 0;
   int sms = 0;
   check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device()), "number of SMs");
-  const int wanted = device_options.sms > 0 ? device_options.sms : sms;
+  fixed_ctas_ = device_options.sms > 0;
+  const int wanted = fixed_ctas_ ? device_options.sms : sms;
   grid_ = dim3(static_cast<unsigned>(std::max(1, std::min(wanted, sms) / local_ranks())), static_cast<unsigned>(local_ranks()));
 }
 
@@ -91,6 +92,45 @@ void DeviceExchangeBase::prepare(const void* kernel) {
                                  name(options_.way), grid_.y));
   }
   grid_.x = std::min(grid_.x, static_cast<unsigned>(room) / grid_.y);
+  find_largest_cluster(kernel);
+}
+
+void DeviceExchangeBase::find_largest_cluster(const void* kernel) {
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "large clusters of a kernel");
+  for (; largest_cluster_ > 1; largest_cluster_ /= 2) {
+    cudaLaunchAttribute attributes[2];
+    cudaLaunchConfig_t config = configuration(largest_cluster_, attributes, nullptr);
+    config.numAttrs = 1;  // the cluster alone: whether all ranks' clusters fit is the question
+    config.attrs = attributes + 1;
+    int clusters = 0;
+    if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) == cudaSuccess && clusters >= local_ranks()) return;
+    cudaGetLastError();
+  }
+}
+
+unsigned DeviceExchangeBase::ctas_for(int tokens) const {
+  if (fixed_ctas_) return grid_.x;
+  // Measured (docs/performance.md): one cluster of 16 CTAs wins up to about 16 tokens; beyond, more CTAs hide more.
+  constexpr int cluster_tokens = 16;
+  return tokens <= cluster_tokens ? std::min(largest_cluster_, grid_.x) : grid_.x;
+}
+
+cudaLaunchConfig_t DeviceExchangeBase::configuration(unsigned ctas, cudaLaunchAttribute* attributes, DeviceStream stream) const {
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(ctas, grid_.y);
+  config.blockDim = dim3(threads_a_cta);
+  config.dynamicSmemBytes = shared_bytes();
+  config.stream = stream;
+  attributes[0].id = cudaLaunchAttributeCooperative;
+  attributes[0].val.cooperative = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = ctas;
+  attributes[1].val.clusterDim.y = 1;
+  attributes[1].val.clusterDim.z = 1;
+  const bool one_cluster = ctas > 1 && ctas <= largest_cluster_ && (ctas & (ctas - 1)) == 0;
+  config.attrs = attributes;
+  config.numAttrs = one_cluster ? 2 : 1;
+  return config;
 }
 
 void DeviceExchangeBase::launch(const void* kernel, const void* parameters, bool send, bool receive, DeviceStream stream) {
@@ -100,16 +140,8 @@ void DeviceExchangeBase::launch(const void* kernel, const void* parameters, bool
   call->send = send;
   call->receive = receive;
   const cuda::DeviceScope scope(device());
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid_;
-  config.blockDim = dim3(threads_a_cta);
-  config.dynamicSmemBytes = shared_bytes();
-  config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeCooperative;
-  attribute.val.cooperative = 1;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  cudaLaunchAttribute attributes[2];
+  const cudaLaunchConfig_t config = configuration(ctas_for(call_.max_tokens), attributes, stream);
   void* arguments[] = {const_cast<void*>(parameters)};
   check(cudaLaunchKernelExC(&config, kernel, arguments), "launch of an exchange kernel");
 }

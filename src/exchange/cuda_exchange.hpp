@@ -102,10 +102,17 @@ class DeviceExchangeBase : public DeviceExchange {
   ExchangeOptions options_;
   ExchangeMemory memory_;
   DeviceCall call_;
-  dim3 grid_;
+  dim3 grid_;  ///< the largest launch: CTAs a rank, ranks
 
  private:
+  /// CTAs a rank for the batch at hand: a cluster where few are enough, because it meets in hardware.
+  unsigned ctas_for(int tokens) const;
+  /// A launch of `ctas` CTAs a rank; `attributes` has room for two.
+  cudaLaunchConfig_t configuration(unsigned ctas, cudaLaunchAttribute* attributes, DeviceStream stream) const;
+  void find_largest_cluster(const void* kernel);
   std::size_t shared_bytes() const { return call_.staging_bytes * (threads_a_cta / 32); }
+  unsigned largest_cluster_ = 16;  ///< CTAs of a cluster that all ranks' kernels can have at once
+  bool fixed_ctas_ = false;        ///< the caller chose
   DeviceArray<int> placement_;
   DeviceArray<Word> team_counters_;
   DeviceArray<std::byte> scratch_;

@@ -31,6 +31,7 @@ class DeviceWorker {
     count_ = static_cast<int>(gridDim.x) * warps;
     staging_ = staging + static_cast<std::size_t>(warp) * staging_bytes;
     epoch_ = static_cast<std::uint32_t>(ptx::load_relaxed_system(&header()->epoch)) + 1;
+    aborted_at_start_ = aborted_now();
     longest_delay_ = team.settings->delay_nanoseconds;
     all_live_ = team.settings->all_live != 0;
   }
@@ -42,10 +43,13 @@ class DeviceWorker {
   __device__ std::uint32_t epoch() const { return epoch_; }
   __device__ bool live(int rank) const { return all_live_ || team_.settings->live[rank] != 0; }
 
+  /// The abort word as this launch found it; waits look at it anew.
   __device__ bool begin() {
     verb();
-    return __shfl_sync(all_lanes, static_cast<int>(aborted()), 0) == 0;
+    return !aborted_at_start_;
   }
+  /// The abort word as it is now, for all lanes alike.
+  __device__ bool aborted_now() const { return __shfl_sync(all_lanes, static_cast<int>(aborted()), 0) != 0; }
 
   template <class T>
   __device__ T read(const T* address) {
@@ -158,22 +162,27 @@ class DeviceWorker {
     return __shfl_sync(all_lanes, go_on, 0) != 0;
   }
 
-  /// All warps of the rank; a warp that has left does not hold up its CTA, and the abort word ends the wait.
+  /// All warps of the rank; those that have left do not hold it up. Few CTAs are one CTA or one cluster and meet
+  /// in hardware, without memory; the abort word is then seen by the next verb that waits. Many CTAs count
+  /// their arrivals, and the abort word ends the wait.
   __device__ bool team_barrier() {
     verb();
+    if (gridDim.x == 1) {
+      __syncthreads();
+      return true;
+    }
+    if (ptx::cluster_ctas() == gridDim.x) {
+      ptx::cluster_barrier_release_acquire();
+      return true;
+    }
     __syncthreads();
     if (threadIdx.x == 0) {
-      bool open = true;
-      if (gridDim.x > 1) {
-        Word* arrivals = team_.team_counters + blockIdx.y;
-        const Word before = ptx::add_acquire_release_gpu(arrivals, 1);
-        const Word ctas = gridDim.x;
-        const Word target = (before / ctas + 1) * ctas;
-        open = spin(arrivals, {WordKind::team, heap_.rank, -1}, target, [&](Word seen) { return seen >= target; });
-      } else {
-        open = !aborted();
-      }
-      *verdict_ = open ? 1 : 0;
+      Word* arrivals = team_.team_counters + blockIdx.y;
+      const Word before = ptx::add_acquire_release_gpu(arrivals, 1);
+      const Word ctas = gridDim.x;
+      const Word target = (before / ctas + 1) * ctas;
+      const WordName name{WordKind::team, heap_.rank, -1};
+      *verdict_ = spin(arrivals, name, target, [&](Word seen) { return seen >= target; }) ? 1 : 0;
     }
     __syncthreads();
     return *static_cast<volatile int*>(verdict_) != 0;
@@ -554,6 +563,7 @@ class DeviceWorker {
   std::uint32_t delays_ = 0;
   std::uint32_t longest_delay_ = 0;
   bool all_live_ = true;
+  bool aborted_at_start_ = false;
   std::byte* staging_ = nullptr;
 };
 

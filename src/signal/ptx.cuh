@@ -41,6 +41,16 @@ __device__ inline std::uint64_t compare_exchange_system(std::uint64_t* address, 
                : "memory");
   return old;
 }
+/// CTAs of this cluster.
+__device__ inline std::uint32_t cluster_ctas() {
+  std::uint32_t value;
+  asm volatile("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(value));
+  return value;
+}
+/// All threads of the cluster that have not left meet; what they wrote before, all see after.
+__device__ inline void cluster_barrier_release_acquire() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
 /// Nanoseconds of a clock that all SMs share.
 __device__ inline std::uint64_t nanoseconds() {
   std::uint64_t value;
