@@ -31,7 +31,7 @@ static void run_rank(Group& group) {
   const ExchangeOptions exchange = exchange_options(weights, options);
   const ExchangeMemory memory = exchange_memory(exchange);
   Workspace workspace(group, memory.heap_bytes(ranks),
-                      describe(exchange));  // the same on all ranks, or an error that names the difference
+                      describe(weights, options));  // the same on all ranks, or an error that names the difference
   MoeLayer layer(workspace, memory, weights, options);
 
   const std::vector<bf16> input(tokens * hidden, to_bf16(1.0f));

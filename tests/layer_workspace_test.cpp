@@ -41,7 +41,7 @@ class Context {
       weights.push_back(LayerWeights::load(m.source, m.c.placement, group.rank()));
       const ExchangeOptions exchange = exchange_options(weights.back(), m.c.options);
       memory.include(exchange_memory(exchange));
-      configuration += describe(exchange);
+      configuration += describe(weights.back(), m.c.options);
     }
     workspace_ = std::make_unique<Workspace>(group, memory.heap_bytes(group.ranks()), configuration);
     for (std::size_t i = 0; i < members.size(); ++i)

@@ -36,7 +36,7 @@ struct LayerOptions {
   Reduce reduce = Reduce::rank;            ///< elastic only
   bool cpu_sync = false;                   ///< elastic only
   GatherMode gather = GatherMode::padded;  ///< gather only
-  std::optional<float> clamp;              ///< L of the SwiGLU clamp
+  std::optional<float> clamp;              ///< L of the SwiGLU clamp; default: the shape's, none if that has none
   SharedMode shared = SharedMode::alone;
   /// Tensor-parallel attention: forward() takes the whole batch on every rank, each rank keeps its slice
   /// for the round trip, and every rank gets all outputs. With gather nothing is sent at all.
@@ -70,6 +70,9 @@ struct LayerWeights {
 /// The exchange that a layer of these weights and options needs. Throws InputError for options that do
 /// not fit together or do not fit the weights.
 ExchangeOptions exchange_options(const LayerWeights& weights, const LayerOptions& options);
+
+/// All that ranks must agree on to share a layer, one "name=value" a line: what a Workspace compares.
+std::string describe(const LayerWeights& weights, const LayerOptions& options);
 
 /// Seconds and bytes of one phase of a call; remote bytes crossed to another rank.
 struct PhaseReport {

@@ -61,7 +61,7 @@ struct MoeLayer::Impl {
     ExpertOptions result;
     result.activation = activation_of(weights.kind, options);
     result.quantisation = options.quantisation;
-    result.clamp = options.clamp;
+    result.clamp = clamp_of(weights.shape, options);
     result.weight_at = options.weight_at;
     return result;
   }

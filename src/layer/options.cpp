@@ -66,6 +66,17 @@ ExchangeOptions exchange_options(const LayerWeights& weights, const LayerOptions
   return exchange;
 }
 
+std::string describe(const LayerWeights& weights, const LayerOptions& options) {
+  const auto clamp = clamp_of(weights.shape, options);
+  std::string text = describe(exchange_options(weights, options));
+  text += fmt::format("intermediate={}\nweights={}\nactivation={}\nclamp={}\n", weights.shape.intermediate,
+                      static_cast<int>(weights.kind), static_cast<int>(activation_of(weights.kind, options)),
+                      clamp ? fmt::format("{}", *clamp) : "none");
+  const bool fused = options.shared == SharedMode::fused;
+  text += fmt::format("shared={}\n", weights.shared ? (fused ? "fused" : "alone") : "none");
+  return text + fmt::format("tensor_parallel={}\n", options.tensor_parallel);
+}
+
 Step agree_step(Group& group, int tokens, Phase phase) {
   Step step;
   for (const std::string& text : group.exchange(fmt::format("{} {}", tokens, static_cast<int>(phase)), "agreement on the step")) {

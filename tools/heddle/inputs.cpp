@@ -273,6 +273,7 @@ Inputs load_inputs(const LayerArguments& a) {
   take_router_flags(a, inputs, router);
   load_tokens(a, inputs, router);
   inputs.options = options_of(a, inputs);
+  inputs.source.shape.clamp = inputs.options.clamp;  // `--clamp none` takes the model's away
   split_tokens(a, inputs);
   inputs.processes = a.processes;
   inputs.deadline_ms = a.deadline_ms;

@@ -69,7 +69,7 @@ void compute(const Job& job, Group& group, RankOutcome& outcome) {
   const ExchangeOptions exchange = exchange_options(weights, job.options);
   const ExchangeMemory memory = exchange_memory(exchange);
   const int ranks = group.ranks();
-  Workspace workspace(group, memory.heap_bytes(ranks), describe(exchange));
+  Workspace workspace(group, memory.heap_bytes(ranks), describe(weights, job.options));
   outcome.heap_bytes = workspace.bytes();
   MoeLayer layer(workspace, memory, std::move(weights), job.options);
 
