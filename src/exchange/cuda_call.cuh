@@ -7,11 +7,12 @@
 
 namespace heddle {
 
-/// Begins a kernel: the worker of this warp. Declares what it needs in shared memory.
-#define HEDDLE_DEVICE_WORKER(w, call)           \
-  extern __shared__ std::byte heddle_staging[]; \
-  __shared__ int heddle_verdict;                \
-  DeviceWorker w((call).team, heddle_staging, (call).staging_bytes, &heddle_verdict)
+/// Begins a kernel: the worker of this warp, and what it needs in shared memory. Masked ranks leave at once.
+#define HEDDLE_DEVICE_WORKER(w, call)                                                 \
+  extern __shared__ std::byte heddle_staging[];                                       \
+  __shared__ int heddle_verdict;                                                      \
+  DeviceWorker w((call).team, heddle_staging, (call).staging_bytes, &heddle_verdict); \
+  if (!w.live(w.heap().rank)) return
 
 /// A pointer into the first local rank's memory, moved to this CTA's rank.
 template <class T>

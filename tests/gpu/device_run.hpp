@@ -158,6 +158,18 @@ class DeviceRun {
     }
     for (std::size_t gpu = 0; gpu < workspace_.gpus(); ++gpu) exchanges_[gpu]->dispatch_receive(streams_[gpu]);
   }
+  /// Both halves on one GPU alone.
+  void dispatch_on(std::size_t gpu, const Step& step) {
+    exchanges_[gpu]->dispatch_send(inputs_of(gpu), step, streams_[gpu]);
+    exchanges_[gpu]->dispatch_receive(streams_[gpu]);
+  }
+  void combine_on(std::size_t gpu, const std::vector<Buffer<bf16>>& results) {
+    std::vector<const bf16*> mine;
+    for (int local = 0; local < workspace_.ranks_on(gpu); ++local) {
+      mine.push_back(results[static_cast<std::size_t>(workspace_.first_rank(gpu) + local)].data());
+    }
+    exchanges_[gpu]->combine(mine, outputs_of(gpu, false), streams_[gpu]);
+  }
   void dispatch_fused(const Step& step) {
     for (std::size_t gpu = 0; gpu < workspace_.gpus(); ++gpu) exchanges_[gpu]->dispatch(inputs_of(gpu), step, streams_[gpu]);
   }
@@ -165,11 +177,7 @@ class DeviceRun {
     for (std::size_t gpu = 0; gpu < workspace_.gpus(); ++gpu) {
       const auto first = static_cast<std::size_t>(workspace_.first_rank(gpu));
       const auto count = static_cast<std::size_t>(workspace_.ranks_on(gpu));
-      std::vector<DeviceOutput> outputs;
-      for (std::size_t i = 0; i < count; ++i) {
-        const Seat& seat = seats_[first + i];
-        outputs.push_back({seat.out.data(), shared ? seat.shared.data() : nullptr, nullptr});
-      }
+      const auto outputs = outputs_of(gpu, shared);
       const std::span<const bf16* const> mine(results.data() + first, count);
       if (fused) {
         exchanges_[gpu]->combine(mine, outputs, streams_[gpu]);
@@ -191,6 +199,14 @@ class DeviceRun {
   }
 
  private:
+  std::vector<DeviceOutput> outputs_of(std::size_t gpu, bool shared) const {
+    std::vector<DeviceOutput> outputs;
+    for (int local = 0; local < workspace_.ranks_on(gpu); ++local) {
+      const Seat& own = seats_[static_cast<std::size_t>(workspace_.first_rank(gpu) + local)];
+      outputs.push_back({own.out.data(), shared ? own.shared.data() : nullptr, nullptr});
+    }
+    return outputs;
+  }
   Seat make_seat(int device) const {
     const auto cap = static_cast<std::size_t>(case_.options.cap);
     const auto hidden = static_cast<std::size_t>(case_.options.hidden);
@@ -274,9 +290,14 @@ inline void expect_same_arrival(const Case& c, const HostArrived& gpu, const Hos
   }
 }
 
-inline std::vector<Buffer<bf16>> results_of(const Case& c, DeviceRun& run, const std::vector<HostArrived>* host) {
+inline std::vector<Buffer<bf16>> results_of(const Case& c, DeviceRun& run, const std::vector<HostArrived>* host,
+                                            const std::vector<bool>& live = {}) {
   std::vector<Buffer<bf16>> results;
   for (int rank = 0; rank < c.ranks(); ++rank) {
+    if (!is_live(live, rank)) {
+      results.emplace_back(0, std::size_t{0});  // what lies there is of an earlier call
+      continue;
+    }
     const HostArrived arrived = run.arrived(rank);
     if (host != nullptr) expect_same_arrival(c, arrived, (*host)[static_cast<std::size_t>(rank)]);
     std::size_t gpu = 0;
@@ -296,7 +317,8 @@ inline void expect_outputs(const Case& c, DeviceRun& run, int round, bool shared
   }
 }
 
-inline void round_trip(const Case& c, DeviceRun& run, int round, bool against_host, bool halves, bool shared) {
+inline void round_trip(const Case& c, DeviceRun& run, int round, bool against_host, bool halves, bool shared,
+                       const std::vector<bool>& live = {}) {
   for (int rank = 0; rank < c.ranks(); ++rank) run.load(rank, draw(c, rank, round));
   run.settle();
   const Step step{c.most_tokens(), Phase::decode};
@@ -308,14 +330,14 @@ inline void round_trip(const Case& c, DeviceRun& run, int round, bool against_ho
   run.wait();
   std::vector<HostArrived> host;
   if (against_host) host = host_arrivals(c, round);
-  const auto results = results_of(c, run, against_host ? &host : nullptr);
+  const auto results = results_of(c, run, against_host ? &host : nullptr, live);
   if (testing::Test::HasFatalFailure()) return;
   std::vector<const bf16*> pointers;
   for (const auto& buffer : results) pointers.push_back(buffer.data());
   run.settle();
   run.combine(pointers, shared, !halves);
   run.wait();
-  expect_outputs(c, run, round, shared);
+  expect_outputs(c, run, round, shared, live);
 }
 
 }  // namespace heddle

@@ -130,6 +130,74 @@ TEST(ExchangeGpu, BadIdsAreAFaultAndAResetHeals) {
   }
 }
 
+// The host masks a rank: the others neither send to it nor wait for it, and its experts contribute nothing.
+TEST(ExchangeGpu, MaskedRanksAreSkippedAndComeBack) {
+  SKIP_WITHOUT_GPU();
+  const std::vector<bool> survivors{true, false, true, true};
+  for (ExchangeOptions options : every_way(128, 10, 4, 3, 9)) {
+    if (!on_gpus(options)) continue;
+    SCOPED_TRACE(title(options));
+    Case c;
+    c.options = options;
+    c.tokens = {6, 4, 0, 9};
+    DeviceRun run(c, gpus_here());
+    round_trip(c, run, 0, false, false, false);
+    run.workspace().reset(survivors);
+    for (int round = 1; round < 4; ++round) {
+      round_trip(c, run, round, false, false, false, survivors);
+      if (HasFatalFailure()) return;
+    }
+    run.workspace().reset({true, true, true, true});
+    round_trip(c, run, 4, false, false, false);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// A GPU whose kernels do not come, in dispatch or in combine: the others' waits end at the deadline with its
+// rank in the error, the context stays healthy, and after a reset the next calls are right.
+TEST(ExchangeGpu, ASilentGpuIsNamedAndAResetHeals) {
+  SKIP_WITHOUT_GPU();
+  if (gpus_here() < 2) GTEST_SKIP() << "two GPUs are needed";
+  const std::chrono::milliseconds deadline(300);
+  for (ExchangeOptions options : every_way(128, 10, 2, 3, 9)) {
+    if (!on_gpus(options)) continue;
+    for (const bool in_dispatch : {true, false}) {
+      SCOPED_TRACE(testing::Message() << title(options) << (in_dispatch ? ", silent in dispatch" : ", silent in combine"));
+      Case c;
+      c.options = options;
+      c.tokens = {6, 9};
+      DeviceRun run(c, 2, deadline);
+      round_trip(c, run, 0, false, false, false);
+      for (int rank = 0; rank < 2; ++rank) run.load(rank, draw(c, rank, 1));
+      run.settle();
+      const auto since = std::chrono::steady_clock::now();
+      try {
+        const Step step{c.most_tokens(), Phase::decode};
+        if (in_dispatch) {
+          run.dispatch_on(0, step);
+        } else {
+          run.dispatch(step, false);
+          run.wait();
+          const auto results = results_of(c, run, nullptr);
+          run.settle();
+          run.combine_on(0, results);
+        }
+        run.wait();
+        ADD_FAILURE() << "GPU 0 did not miss GPU 1";
+      } catch (const FaultError& error) {
+        EXPECT_EQ(error.fault().rank, 0);
+        EXPECT_EQ(error.fault().peer, 1);
+      }
+      EXPECT_LT(std::chrono::steady_clock::now() - since, 2 * deadline + std::chrono::seconds(1));
+      run.workspace().reset();
+      for (int round = 2; round < 4; ++round) {
+        round_trip(c, run, round, false, false, false);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
 TEST(ExchangeGpu, GraphsReplayWithOtherTokens) {
   SKIP_WITHOUT_GPU();
   for (ExchangeOptions options : every_way(256, 16, std::max(2, gpus_here()), 4, 24)) {
