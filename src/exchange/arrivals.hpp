@@ -46,6 +46,7 @@ struct ExpertLayout {
   std::int32_t* places = nullptr;  ///< [n, topk]: row of each pair, -1: not here
   float* row_weights = nullptr;    ///< a row
   std::byte* rows = nullptr;       ///< a row, wire format
+  std::int32_t* before = nullptr;  ///< GPUs only: [chunks of pairs, local experts]
 };
 
 /// Lays n arrived rows (row_of(i): their bytes) out by expert; inside an expert they keep their order.
@@ -57,11 +58,12 @@ HEDDLE_PROTOCOL bool expand_rows(W& w, int n, const ArrivedRouting& routing, con
     w.lanes(topk, [&](int choice) { to.places[i * topk + choice] = -1; });
   }
   if (!w.team_barrier()) return false;
-  for (int e = w.index(); e < to.local_experts; e += w.count()) {
-    to.counts[e] = w.enumerate(
-        n * topk, [&](int pair) { return routing.local_ids[pair] == e; }, [&](int pair, int number) { to.places[pair] = number; });
-  }
-  if (!w.team_barrier()) return false;
+  const int pairs = n * topk;
+  const int chunk = w.chunk(expert_numbering_chunk, pairs);
+  const auto nothing = [](int, int, int) {};
+  const auto wanted = [&](int pair, int e) { return routing.local_ids[pair] == e; };
+  const auto found = [&](int pair, int, int number) { to.places[pair] = number; };
+  if (!number_by_class(w, pairs, to.local_experts, chunk, to.before, to.counts, nothing, wanted, found)) return false;
   if (w.index() == 0) {
     int next = 0;
     for (int e = 0; e < to.local_experts; ++e) {
@@ -74,7 +76,8 @@ HEDDLE_PROTOCOL bool expand_rows(W& w, int n, const ArrivedRouting& routing, con
     w.lanes(topk, [&](int choice) {
       const int pair = i * topk + choice;
       if (routing.local_ids[pair] < 0) return;
-      to.places[pair] += to.begins[routing.local_ids[pair]];
+      const std::int32_t e = routing.local_ids[pair];
+      to.places[pair] += to.begins[e] + (pairs > chunk ? to.before[pair / chunk * to.local_experts + e] : 0);
       to.row_weights[to.places[pair]] = routing.weights[pair];
     });
     for (int choice = 0; choice < topk; ++choice) {

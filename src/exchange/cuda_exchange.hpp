@@ -69,6 +69,9 @@ class ScratchPlan {
   std::size_t bytes_ = 0;
 };
 
+/// Chunks of `chunk` items that n items fill, at least one.
+constexpr std::size_t chunks_of(int n, int chunk) { return static_cast<std::size_t>(n / chunk + 1); }
+
 class DeviceExchangeBase : public DeviceExchange {
  public:
   DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,

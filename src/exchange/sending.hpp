@@ -9,6 +9,10 @@
 
 namespace heddle {
 
+/// Tokens that a warp numbers by rank at a time, and pairs that it numbers by expert.
+constexpr int rank_numbering_chunk = 32;
+constexpr int expert_numbering_chunk = 256;
+
 /// One rank's tokens, in its ordinary memory.
 struct SendInput {
   int tokens = 0;
@@ -63,20 +67,53 @@ HEDDLE_PROTOCOL LiveShare live_share(const W& w) {
   return share;
 }
 
-/// slots[token * ranks + d] = the number of earlier tokens of this sender that go to rank d, or -1 if
-/// the token does not go there; counts[d] = how many go. Dead ranks get none. One worker a
-/// destination; a team_barrier must follow.
-template <Worker W>
-HEDDLE_PROTOCOL void number_rows_by_rank(W& w, const SendInput& input, const PlacementView& placement, std::int32_t* slots,
-                                         std::int32_t* counts) {
-  const int ranks = w.heap().ranks;
-  for (int d = w.index(); d < ranks; d += w.count()) {
-    w.lanes(input.tokens, [&](int token) { slots[token * ranks + d] = -1; });
-    counts[d] = !w.live(d) ? 0
-                           : w.enumerate(
-                                 input.tokens, [&](int token) { return goes_to(input, placement, token, d); },
-                                 [&](int token, int number) { slots[token * ranks + d] = number; });
+/// Numbers the items i < n of every class, in order: found(i, class, number) for those with wanted(i, class);
+/// totals[class] = how many. Where one worker a class would be too slow, items are numbered in chunks side by
+/// side: number is then that within the chunk, and before[i / chunk * classes + class] is to be added. `chunk` as
+/// w.chunk() gave it; clear(first, items, class) comes first, from the worker that will number them. Returns
+/// false on abort; ends with a barrier.
+template <Worker W, class Clear, class Wanted, class Found>
+HEDDLE_PROTOCOL bool number_by_class(W& w, int n, int classes, int chunk, std::int32_t* before, std::int32_t* totals, Clear clear,
+                                     Wanted wanted, Found found) {
+  const auto number = [&](int first, int items, int c) {
+    clear(first, items, c);
+    return w.enumerate(
+        items, [&](int i) { return wanted(first + i, c); }, [&](int i, int i_number) { found(first + i, c, i_number); });
+  };
+  if (n <= chunk) {
+    for (int c = w.index(); c < classes; c += w.count()) totals[c] = number(0, n, c);
+    return w.team_barrier();
   }
+  const int chunks = (n + chunk - 1) / chunk;
+  for (int part = w.index(); part < chunks; part += w.count()) {
+    const int first = part * chunk;
+    const int items = n - first < chunk ? n - first : chunk;
+    for (int c = 0; c < classes; ++c) before[part * classes + c] = number(first, items, c);
+  }
+  if (!w.team_barrier()) return false;
+  for (int c = w.index(); c < classes; c += w.count()) totals[c] = w.prefix_sums(chunks, before + c, classes);
+  return w.team_barrier();
+}
+
+/// slots[token * ranks + d] = the number of earlier tokens of this sender that go to rank d, or -1 if
+/// the token does not go there; counts[d] = how many go. Dead ranks get none. `before`: [chunks, ranks],
+/// used by GPUs only. Ends with a barrier.
+template <Worker W>
+HEDDLE_PROTOCOL bool number_rows_by_rank(W& w, const SendInput& input, const PlacementView& placement, std::int32_t* slots,
+                                         std::int32_t* counts, std::int32_t* before) {
+  const int ranks = w.heap().ranks;
+  const int chunk = w.chunk(rank_numbering_chunk, input.tokens);
+  const auto clear = [&](int first, int items, int d) { w.lanes(items, [&](int i) { slots[(first + i) * ranks + d] = -1; }); };
+  const auto wanted = [&](int token, int d) { return w.live(d) && goes_to(input, placement, token, d); };
+  const auto found = [&](int token, int d, int number) { slots[token * ranks + d] = number; };
+  if (!number_by_class(w, input.tokens, ranks, chunk, before, counts, clear, wanted, found)) return false;
+  if (input.tokens <= chunk) return true;
+  for (int token = w.index(); token < input.tokens; token += w.count()) {
+    w.lanes(ranks, [&](int d) {
+      if (slots[token * ranks + d] >= 0) slots[token * ranks + d] += before[token / chunk * ranks + d];
+    });
+  }
+  return w.team_barrier();
 }
 
 /// A row in wire format, ready to be copied to any number of ranks: the row itself where it travels as

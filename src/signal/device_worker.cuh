@@ -200,6 +200,24 @@ class DeviceWorker {
     __syncwarp();
     return number;
   }
+  __device__ int chunk(int preferred, int) const { return preferred; }
+  __device__ int prefix_sums(int n, std::int32_t* values, int stride) {
+    int sum = 0;
+    for (int base = 0; base < n; base += lanes_of_warp) {
+      const int i = base + lane_;
+      const int own = i < n ? values[i * stride] : 0;
+      int inclusive = own;
+#pragma unroll
+      for (int distance = 1; distance < lanes_of_warp; distance *= 2) {
+        const int other = __shfl_up_sync(all_lanes, inclusive, static_cast<unsigned>(distance));
+        if (lane_ >= distance) inclusive += other;
+      }
+      if (i < n) values[i * stride] = sum + inclusive - own;
+      sum += __shfl_sync(all_lanes, inclusive, lanes_of_warp - 1);
+    }
+    __syncwarp();
+    return sum;
+  }
   template <class CountOf, class Visit>
   __device__ int deal(int regions, int group, CountOf count_of, Visit visit) {
     int row = 0;

@@ -57,6 +57,16 @@ class ExplorerWorker {
   Patience look();
   bool rest(Patience& patience, const WordName& name, Word expected, Word seen);
   bool team_barrier();
+  int chunk(int, int n) const { return n > 0 ? n : 1; }
+  int prefix_sums(int n, std::int32_t* values, int stride) {
+    std::int32_t sum = 0;
+    for (int i = 0; i < n; ++i) {
+      const std::int32_t own = values[i * stride];
+      values[i * stride] = sum;
+      sum += own;
+    }
+    return sum;
+  }
   template <class CountOf, class Visit>
   int deal(int regions, int group, CountOf count_of, Visit visit) {
     int row = 0;

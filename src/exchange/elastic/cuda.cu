@@ -22,6 +22,7 @@ __device__ ElasticScratch scratch_of(const ElasticCall& call) {
   scratch.slots = of_this_rank(scratch.slots, call);
   scratch.sent = of_this_rank(scratch.sent, call);
   scratch.arrived = of_this_rank(scratch.arrived, call);
+  scratch.before = of_this_rank(scratch.before, call);
   scratch.home_tokens = of_this_rank(scratch.home_tokens, call);
   scratch.routing.local_ids = of_this_rank(scratch.routing.local_ids, call);
   scratch.routing.weights = of_this_rank(scratch.routing.weights, call);
@@ -36,6 +37,7 @@ __device__ ExpertLayout experts_of(const ElasticCall& call, int rank) {
   to.places = of_this_rank(call.places, call);
   to.row_weights = of_this_rank(to.row_weights, call);
   to.rows = of_this_rank(to.rows, call);
+  to.before = of_this_rank(to.before, call);
   return to;
 }
 
@@ -151,7 +153,12 @@ class DeviceElastic final : public DeviceWay<ElasticCall> {
     rows_ = plan.take(room_ * parameters_.layout.wire.row_bytes());
     const bool sums_wanted = parameters_.by_expert && options_.reduce == Reduce::rank;
     const std::size_t sums = plan.take(sums_wanted ? arrivals * static_cast<std::size_t>(options_.hidden) * sizeof(bf16) : 0);
+    const std::size_t before = plan.take(chunks_of(options_.cap, rank_numbering_chunk) * r * sizeof(std::int32_t));
+    const std::size_t before_experts =
+        plan.take(chunks_of(static_cast<int>(arrivals * k), expert_numbering_chunk) * local * sizeof(std::int32_t));
     allocate_scratch(plan);
+    parameters_.scratch.before = at<std::int32_t>(before);
+    parameters_.experts_layout.before = at<std::int32_t>(before_experts);
     ElasticScratch& scratch = parameters_.scratch;
     scratch.slots = at<std::int32_t>(slots);
     scratch.sent = at<std::int32_t>(sent);

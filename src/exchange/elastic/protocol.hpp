@@ -14,6 +14,7 @@ struct ElasticScratch {
   std::int32_t* arrived = nullptr;      ///< [ranks]
   std::int32_t* home_tokens = nullptr;  ///< [arrived rows]: the token at its home
   ArrivedRouting routing;               ///< [arrived rows, topk]
+  std::int32_t* before = nullptr;       ///< GPUs only: [chunks of tokens, ranks]
 };
 
 template <Worker W>
@@ -22,8 +23,7 @@ HEDDLE_PROTOCOL bool elastic_send(W& w, const ElasticLayout& layout, const SendI
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   const std::size_t list_bytes = static_cast<std::size_t>(input.topk) * sizeof(std::int32_t);
-  number_rows_by_rank(w, input, placement, scratch.slots, scratch.sent);
-  if (!w.team_barrier()) return false;
+  if (!number_rows_by_rank(w, input, placement, scratch.slots, scratch.sent, scratch.before)) return false;
   for (int token = w.index(); token < input.tokens; token += w.count()) {
     const std::byte* row = nullptr;
     for (int d = 0; d < heap.ranks; ++d) {

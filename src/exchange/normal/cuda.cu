@@ -29,6 +29,7 @@ __device__ NormalScratch scratch_of(const NormalCall& call) {
   scratch.slots = of_this_rank(scratch.slots, call);
   scratch.sent = of_this_rank(scratch.sent, call);
   scratch.arrived = of_this_rank(scratch.arrived, call);
+  scratch.before = of_this_rank(scratch.before, call);
   scratch.progress = of_this_rank(scratch.progress, call);
   const bool plain = call.layout.wire.wire == Wire::bf16;
   scratch.rows_to_send =
@@ -49,6 +50,7 @@ __device__ ExpertLayout experts_of(const NormalCall& call, int rank) {
   to.places = of_this_rank(to.places, call.exact_stride);
   to.row_weights = of_this_rank(to.row_weights, call.exact_stride);
   to.rows = of_this_rank(to.rows, call.exact_stride);
+  to.before = of_this_rank(to.before, call.exact_stride);
   return to;
 }
 
@@ -136,7 +138,9 @@ class DeviceNormal final : public DeviceExchangeBase {
     const std::size_t returned_firsts = plan.take(r * sizeof(std::int32_t));
     const std::size_t progress = plan.take(r * sizeof(NormalProgress));
     const std::size_t wire_rows = plan.take(static_cast<std::size_t>(options.cap) * parameters_.layout.wire.row_bytes());
+    const std::size_t before = plan.take(chunks_of(options.cap, rank_numbering_chunk) * r * sizeof(std::int32_t));
     allocate_scratch(plan);
+    parameters_.scratch.before = at<std::int32_t>(before);
     parameters_.scratch.slots = at<std::int32_t>(slots);
     parameters_.scratch.sent = at<std::int32_t>(sent_);
     parameters_.scratch.arrived = at<std::int32_t>(arrived_);
@@ -252,6 +256,8 @@ class DeviceNormal final : public DeviceExchangeBase {
     const std::size_t expanded_rows = plan.take(expanded * row_bytes);
     const std::size_t sums =
         plan.take(parameters_.by_expert ? most_received_ * static_cast<std::size_t>(options_.hidden) * sizeof(bf16) : 0);
+    const std::size_t before = plan.take(chunks_of(static_cast<int>(most_received_ * k), expert_numbering_chunk) *
+                                         static_cast<std::size_t>(local) * sizeof(std::int32_t));
     parameters_.exact_stride = align_up(plan.bytes(), 128);
     exact_ = DeviceArray<std::byte>(device(), parameters_.exact_stride * static_cast<std::size_t>(local_ranks()));
     std::byte* base = exact_.data();
@@ -265,6 +271,7 @@ class DeviceNormal final : public DeviceExchangeBase {
     to.places = reinterpret_cast<std::int32_t*>(base + places);
     to.row_weights = reinterpret_cast<float*>(base + row_weights);
     to.rows = base + expanded_rows;
+    to.before = reinterpret_cast<std::int32_t*>(base + before);
     parameters_.sums = reinterpret_cast<bf16*>(base + sums);
   }
 

@@ -24,6 +24,7 @@ struct NormalScratch {
   std::int32_t* arrived = nullptr;          ///< [ranks]: rows from each rank
   const std::byte* rows_to_send = nullptr;  ///< [tokens] wire rows (the hidden states themselves with a bf16 wire)
   NormalProgress* progress = nullptr;       ///< [ranks]
+  std::int32_t* before = nullptr;           ///< GPUs only: [chunks of tokens, ranks]
 };
 
 /// Tells every rank how many rows will come; after it the host knows the exact sizes.
@@ -32,7 +33,7 @@ HEDDLE_PROTOCOL bool normal_exchange_counts(W& w, const NormalLayout& layout, co
                                             const PlacementView& placement, const NormalScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
-  number_rows_by_rank(w, input, placement, scratch.slots, scratch.sent);
+  if (!number_rows_by_rank(w, input, placement, scratch.slots, scratch.sent, scratch.before)) return false;
   for (int d = w.index(); d < heap.ranks; d += w.count()) {
     if (w.live(d)) w.publish(heap.at<Word>(d, layout.count_word(heap.rank)), static_cast<std::uint32_t>(scratch.sent[d]));
   }

@@ -16,6 +16,7 @@ __device__ OneSidedScratch scratch_of(const OneSidedCall& call) {
   scratch.slots = of_this_rank(scratch.slots, call);
   scratch.sent = of_this_rank(scratch.sent, call);
   scratch.arrived = of_this_rank(scratch.arrived, call);
+  scratch.before = of_this_rank(scratch.before, call);
   for (int p = 0; p < call.layout.extra_payloads; ++p) scratch.extra[p] = call.ranks[blockIdx.y].input.extra[p];
   return scratch;
 }
@@ -61,7 +62,9 @@ class DeviceOneSided final : public DeviceWay<OneSidedCall> {
     const std::size_t counts = plan.take(r * sizeof(std::int32_t));
     local_ids_ = plan.take(layout.blocks() * k * sizeof(std::int32_t));
     weights_ = plan.take(layout.blocks() * k * sizeof(float));
+    const std::size_t before = plan.take(chunks_of(options.cap, rank_numbering_chunk) * r * sizeof(std::int32_t));
     allocate_scratch(plan);
+    parameters_.scratch.before = at<std::int32_t>(before);
     parameters_.scratch.slots = at<std::int32_t>(slots);
     parameters_.scratch.sent = at<std::int32_t>(sent);
     parameters_.scratch.arrived = at<std::int32_t>(counts);

@@ -13,6 +13,7 @@ struct OneSidedScratch {
   std::int32_t* sent = nullptr;                                     ///< [ranks]: rows to each rank
   std::int32_t* arrived = nullptr;                                  ///< [ranks]: rows from each rank
   const std::byte* extra[OneSidedLayout::max_extra_payloads] = {};  ///< [tokens, extra_bytes] each
+  std::int32_t* before = nullptr;                                   ///< GPUs only: [chunks of tokens, ranks]
 };
 
 template <Worker W>
@@ -21,8 +22,7 @@ HEDDLE_PROTOCOL bool one_sided_send(W& w, const OneSidedLayout& layout, int bloc
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   const std::size_t list_bytes = static_cast<std::size_t>(input.topk) * sizeof(std::int32_t);
-  number_rows_by_rank(w, input, placement, scratch.slots, scratch.sent);
-  if (!w.team_barrier()) return false;
+  if (!number_rows_by_rank(w, input, placement, scratch.slots, scratch.sent, scratch.before)) return false;
   for (int token = w.index(); token < input.tokens; token += w.count()) {
     const std::byte* row = nullptr;
     for (int d = 0; d < heap.ranks; ++d) {
