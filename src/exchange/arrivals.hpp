@@ -65,11 +65,11 @@ HEDDLE_PROTOCOL bool expand_rows(W& w, int n, const ArrivedRouting& routing, con
   const auto found = [&](int pair, int, int number) { to.places[pair] = number; };
   if (!number_by_class(w, pairs, to.local_experts, chunk, to.before, to.counts, nothing, wanted, found)) return false;
   if (w.index() == 0) {
-    int next = 0;
-    for (int e = 0; e < to.local_experts; ++e) {
-      to.begins[e] = to.block_rows > 0 ? e * to.block_rows : next;
-      next += (to.counts[e] + to.alignment - 1) / to.alignment * to.alignment;
-    }
+    w.lanes(to.local_experts, [&](int e) {
+      const int aligned = (to.counts[e] + to.alignment - 1) / to.alignment * to.alignment;
+      to.begins[e] = to.block_rows > 0 ? e * to.block_rows : aligned;
+    });
+    if (to.block_rows == 0) w.prefix_sums(to.local_experts, to.begins, 1);
   }
   if (!w.team_barrier()) return false;
   for (int i = w.index(); i < n; i += w.count()) {
