@@ -74,7 +74,7 @@ struct LastTerm {
 //   w.deal(regions, group, count_of, visit)  rows [0, count_of(region)) of all regions, dealt evenly over the workers:
 //                              visit(region, slot, before), before: rows of earlier regions of the same group of regions;
 //                              returns the rows of the last group
-//   w.chunk(preferred, n)      how many of n items one worker numbers: all on the host, `preferred` on a GPU
+//   w.chunk(preferred, n)      how many of n items one worker numbers: all on the host, `preferred` of many on a GPU
 //   w.prefix_sums(n, values, stride)  values[i * stride] becomes the sum of the earlier ones; returns the sum of all
 //   w.enumerate(n, wanted, found)  numbers the indices i < n with wanted(i): found(i, number); returns how many
 //   w.row_parts(rows, hidden)  into how many parts sums of rows are divided, so that all workers have some
