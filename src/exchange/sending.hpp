@@ -126,4 +126,12 @@ HEDDLE_PROTOCOL const std::byte* row_to_send(W& w, const bf16* row, const RowFor
   return staged;
 }
 
+/// A token's routing: its k ids, then its k weights (routing_bytes of room).
+template <Worker W>
+HEDDLE_PROTOCOL void send_routing(W& w, std::byte* to, const SendInput& input, int token) {
+  const std::size_t list_bytes = static_cast<std::size_t>(input.topk) * sizeof(std::int32_t);
+  w.copy_bytes(to, input.ids + token * input.topk, list_bytes);
+  w.copy_bytes(to + list_bytes, input.weights + token * input.topk, list_bytes);
+}
+
 }  // namespace heddle

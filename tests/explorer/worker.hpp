@@ -10,11 +10,12 @@
 
 #include "explorer/machine.hpp"
 #include "formats/row_format.hpp"
+#include "signal/one_lane.hpp"
 #include "signal/worker.hpp"
 
 namespace heddle::explorer {
 
-class ExplorerWorker {
+class ExplorerWorker : public OneLane<ExplorerWorker> {
  public:
   struct Patience {
     std::uint32_t rung = 0;
@@ -57,38 +58,6 @@ class ExplorerWorker {
   Patience look();
   bool rest(Patience& patience, const WordName& name, Word expected, Word seen);
   bool team_barrier();
-  int chunk(int, int n) const { return n > 0 ? n : 1; }
-  int prefix_sums(int n, std::int32_t* values, int stride) {
-    std::int32_t sum = 0;
-    for (int i = 0; i < n; ++i) {
-      const std::int32_t own = values[i * stride];
-      values[i * stride] = sum;
-      sum += own;
-    }
-    return sum;
-  }
-  template <class CountOf, class Visit>
-  int deal(int regions, int group, CountOf count_of, Visit visit) {
-    int row = 0;
-    int next = index();
-    int before = 0;
-    for (int region = 0; region < regions; ++region) {
-      if (region % group == 0) before = 0;
-      const int rows = count_of(region);
-      for (; next < row + rows; next += count()) visit(region, next - row, before);
-      row += rows;
-      before += rows;
-    }
-    return before;
-  }
-  template <class F>
-  void lanes(int n, F f) {
-    for (int i = 0; i < n; ++i) f(i);
-  }
-  template <class F>
-  void once(F f) {
-    f();
-  }
   template <class Wanted, class Found>
   int enumerate(int n, Wanted wanted, Found found) {
     local_verb();
@@ -98,7 +67,6 @@ class ExplorerWorker {
     }
     return number;
   }
-  int row_parts(int, int) const { return 1; }
   template <class Terms>
   void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last, int = 0, int = 1) {
     terms_.clear();

@@ -42,14 +42,12 @@ HEDDLE_PROTOCOL bool gather_exchange_counts(W& w, const GatherLayout& layout, in
 template <Worker W, class To>
 HEDDLE_PROTOCOL void gather_write_record(W& w, const GatherLayout& layout, const SendInput& input, int token, int first_rank,
                                          int last_rank, To to) {
-  const std::size_t list_bytes = static_cast<std::size_t>(input.topk) * sizeof(std::int32_t);
   const std::byte* row = row_to_send(w, input.hidden + static_cast<std::size_t>(token) * layout.wire.hidden, layout.wire);
   for (int d = first_rank; d < last_rank; ++d) {
     if (!w.live(d)) continue;
     std::byte* record = to(d);
     w.copy_row(record, row, layout.wire);
-    w.copy_bytes(record + layout.wire.row_bytes(), input.ids + token * input.topk, list_bytes);
-    w.copy_bytes(record + layout.wire.row_bytes() + list_bytes, input.weights + token * input.topk, list_bytes);
+    send_routing(w, record + layout.wire.row_bytes(), input, token);
   }
 }
 

@@ -161,14 +161,12 @@ HEDDLE_PROTOCOL bool normal_dispatch(W& w, const NormalLayout& layout, const Sen
                                      const ArrivedRouting& routing) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
-  const std::size_t list_bytes = static_cast<std::size_t>(input.topk) * sizeof(std::int32_t);
   const auto push = [&](int d, std::uint32_t number, NormalProgress& progress) {
     while (scratch.slots[progress.cursor * heap.ranks + d] < 0) ++progress.cursor;
     const std::int32_t token = progress.cursor++;
     auto* record = heap.at<std::byte>(d, layout.record(heap.rank, number));
     w.copy_row(record, scratch.rows_to_send + static_cast<std::size_t>(token) * layout.wire.row_bytes(), layout.wire);
-    w.copy_bytes(record + layout.wire.row_bytes(), input.ids + token * input.topk, list_bytes);
-    w.copy_bytes(record + layout.wire.row_bytes() + list_bytes, input.weights + token * input.topk, list_bytes);
+    send_routing(w, record + layout.wire.row_bytes(), input, token);
   };
   const auto take = [&](int s, std::uint32_t number) {
     const std::size_t i = static_cast<std::size_t>(firsts[s]) + number;

@@ -21,7 +21,6 @@ HEDDLE_PROTOCOL bool one_sided_send(W& w, const OneSidedLayout& layout, int bloc
                                     const PlacementView& placement, const OneSidedScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
-  const std::size_t list_bytes = static_cast<std::size_t>(input.topk) * sizeof(std::int32_t);
   if (!number_rows_by_rank(w, input, placement, scratch.slots, scratch.sent, scratch.before)) return false;
   for (int token = w.index(); token < input.tokens; token += w.count()) {
     const std::byte* row = nullptr;
@@ -31,9 +30,7 @@ HEDDLE_PROTOCOL bool one_sided_send(W& w, const OneSidedLayout& layout, int bloc
       if (row == nullptr) row = row_to_send(w, input.hidden + static_cast<std::size_t>(token) * layout.wire.hidden, layout.wire);
       const std::size_t number = OneSidedLayout::row_number(heap.rank, block_rows, slot);
       w.copy_row(heap.at<std::byte>(d, layout.row(number)), row, layout.wire);
-      auto* routing = heap.at<std::byte>(d, layout.routing(number));
-      w.copy_bytes(routing, input.ids + token * input.topk, list_bytes);
-      w.copy_bytes(routing + list_bytes, input.weights + token * input.topk, list_bytes);
+      send_routing(w, heap.at<std::byte>(d, layout.routing(number)), input, token);
       for (int p = 0; p < layout.extra_payloads; ++p) {
         const std::size_t bytes = layout.extra_bytes[p];
         w.copy_bytes(heap.at<std::byte>(d, layout.extra(p, number)), scratch.extra[p] + static_cast<std::size_t>(token) * bytes,
