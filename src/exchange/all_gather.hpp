@@ -37,15 +37,9 @@ HEDDLE_PROTOCOL bool all_gather_rows(W& w, const AllGatherLayout& layout, std::s
   }
   w.complete_all();
   if (!w.team_barrier()) return false;
-  for (int d = w.index(); d < heap.ranks; d += w.count()) {
-    if (w.live(d)) w.publish(heap.at<Word>(d, layout.arrived_word(heap.rank)), static_cast<std::uint32_t>(rows));
-  }
-  for (int s = w.index(); s < heap.ranks; s += w.count()) {
-    std::uint32_t value = 0;
-    if (w.live(s) && !w.acquire(heap.mine<Word>(layout.arrived_word(s)), {WordKind::all_gather_arrived, s, -1}, value))
-      return false;
-  }
-  if (!w.team_barrier()) return false;
+  const auto word = [&](int peer) { return layout.arrived_word(peer); };
+  tell_all(w, word, static_cast<std::uint32_t>(rows));
+  if (!hear_all(w, word, WordKind::all_gather_arrived)) return false;
   for (auto row = static_cast<std::size_t>(w.index()); row < all; row += stride) {
     w.copy_bytes(out + row * hidden, heap.mine<std::byte>(layout.row(row)), layout.row_bytes());
   }

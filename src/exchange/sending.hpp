@@ -67,6 +67,34 @@ HEDDLE_PROTOCOL LiveShare live_share(const W& w) {
   return share;
 }
 
+/// A rendezvous: every rank tells all live ranks by one word each, then hears from all of them. word_of(peer) is
+/// the offset of the word that `peer` writes. tell_all gives all the same value, tell_each values[peer].
+template <Worker W, class WordOf>
+HEDDLE_PROTOCOL void tell_all(W& w, WordOf word_of, std::uint32_t value) {
+  const HeapView& heap = w.heap();
+  for (int d = w.index(); d < heap.ranks; d += w.count()) {
+    if (w.live(d)) w.publish(heap.at<Word>(d, word_of(heap.rank)), value);
+  }
+}
+template <Worker W, class WordOf>
+HEDDLE_PROTOCOL void tell_each(W& w, WordOf word_of, const std::int32_t* values) {
+  const HeapView& heap = w.heap();
+  for (int d = w.index(); d < heap.ranks; d += w.count()) {
+    if (w.live(d)) w.publish(heap.at<Word>(d, word_of(heap.rank)), static_cast<std::uint32_t>(values[d]));
+  }
+}
+/// values[s], if wanted, is what rank s told; 0 where it is not live. Ends with a barrier, false on abort.
+template <Worker W, class WordOf>
+HEDDLE_PROTOCOL bool hear_all(W& w, WordOf word_of, WordKind kind, std::int32_t* values = nullptr) {
+  const HeapView& heap = w.heap();
+  for (int s = w.index(); s < heap.ranks; s += w.count()) {
+    std::uint32_t value = 0;
+    if (w.live(s) && !w.acquire(heap.mine<Word>(word_of(s)), {kind, s, -1}, value)) return false;
+    if (values != nullptr) values[s] = static_cast<std::int32_t>(value);
+  }
+  return w.team_barrier();
+}
+
 /// Numbers the items i < n of every class, in order: found(i, class, number) for those with wanted(i, class);
 /// totals[class] = how many. Where one worker a class would be too slow, items are numbered in chunks side by
 /// side: number is then that within the chunk, and before[i / chunk * classes + class] is to be added. `chunk` as

@@ -37,9 +37,8 @@ HEDDLE_PROTOCOL bool elastic_send(W& w, const ElasticLayout& layout, const SendI
   }
   w.complete_all();
   if (!w.team_barrier()) return false;
-  for (int d = w.index(); d < heap.ranks; d += w.count()) {
-    if (w.live(d)) w.publish(heap.at<Word>(d, layout.count_word(heap.rank)), static_cast<std::uint32_t>(scratch.sent[d]));
-  }
+  const auto word = [&](int peer) { return layout.count_word(peer); };
+  tell_each(w, word, scratch.sent);
   return true;
 }
 
@@ -47,13 +46,8 @@ HEDDLE_PROTOCOL bool elastic_send(W& w, const ElasticLayout& layout, const SendI
 template <Worker W>
 HEDDLE_PROTOCOL bool elastic_receive(W& w, const ElasticLayout& layout, const ElasticScratch& scratch) {
   if (!w.begin()) return false;
-  const HeapView& heap = w.heap();
-  for (int s = w.index(); s < heap.ranks; s += w.count()) {
-    std::uint32_t count = 0;
-    if (w.live(s) && !w.acquire(heap.mine<Word>(layout.count_word(s)), {WordKind::elastic_count, s, -1}, count)) return false;
-    scratch.arrived[s] = static_cast<std::int32_t>(count);
-  }
-  return w.team_barrier();
+  const auto word = [&](int peer) { return layout.count_word(peer); };
+  return hear_all(w, word, WordKind::elastic_count, scratch.arrived);
 }
 
 /// visit(i, number) for the arrived rows in (source, slot) order: i counts them, number is the region row.
@@ -131,9 +125,8 @@ HEDDLE_PROTOCOL bool elastic_return(W& w, const ElasticLayout& layout, const bf1
   });
   w.complete_all();
   if (!w.team_barrier()) return false;
-  for (int home = w.index(); home < heap.ranks; home += w.count()) {
-    if (w.live(home)) w.publish(heap.at<Word>(home, layout.returned_word(heap.rank)), 1);
-  }
+  const auto word = [&](int peer) { return layout.returned_word(peer); };
+  tell_all(w, word, 1);
   return true;
 }
 
@@ -143,11 +136,8 @@ HEDDLE_PROTOCOL bool elastic_collect(W& w, const ElasticLayout& layout, const Se
                                      const ElasticScratch& scratch, bool weighted, const SharedRows& shared, bf16* out) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
-  for (int d = w.index(); d < heap.ranks; d += w.count()) {
-    std::uint32_t value = 0;
-    if (w.live(d) && !w.acquire(heap.mine<Word>(layout.returned_word(d)), {WordKind::elastic_returned, d, -1}, value)) return false;
-  }
-  if (!w.team_barrier()) return false;
+  const auto word = [&](int peer) { return layout.returned_word(peer); };
+  if (!hear_all(w, word, WordKind::elastic_returned)) return false;
   const auto hidden = static_cast<std::size_t>(layout.returned.hidden);
   const bool by_rank = layout.reduce == Reduce::rank;
   const int parts = w.row_parts(input.tokens, layout.returned.hidden);

@@ -9,33 +9,13 @@
 
 namespace heddle {
 
-/// One flag word a peer: publish `value` to all live ranks; gather_hear_all waits for all of theirs.
-template <Worker W, class WordOf>
-HEDDLE_PROTOCOL void gather_tell_all(W& w, WordOf word_of, std::uint32_t value) {
-  const HeapView& heap = w.heap();
-  for (int d = w.index(); d < heap.ranks; d += w.count()) {
-    if (w.live(d)) w.publish(heap.at<Word>(d, word_of(heap.rank)), value);
-  }
-}
-
-template <Worker W, class WordOf>
-HEDDLE_PROTOCOL bool gather_hear_all(W& w, WordOf word_of, WordKind kind, std::int32_t* values) {
-  const HeapView& heap = w.heap();
-  for (int s = w.index(); s < heap.ranks; s += w.count()) {
-    std::uint32_t value = 0;
-    if (w.live(s) && !w.acquire(heap.mine<Word>(word_of(s)), {kind, s, -1}, value)) return false;
-    if (values != nullptr) values[s] = static_cast<std::int32_t>(value);
-  }
-  return w.team_barrier();
-}
-
 /// counts[s] = tokens of every rank, so that rows can be laid at exact offsets.
 template <Worker W>
 HEDDLE_PROTOCOL bool gather_exchange_counts(W& w, const GatherLayout& layout, int tokens, std::int32_t* counts) {
   if (!w.begin()) return false;
   const auto word = [&](int peer) { return layout.count_word(peer); };
-  gather_tell_all(w, word, static_cast<std::uint32_t>(tokens));
-  return gather_hear_all(w, word, WordKind::gather_count, counts);
+  tell_all(w, word, static_cast<std::uint32_t>(tokens));
+  return hear_all(w, word, WordKind::gather_count, counts);
 }
 
 /// Writes one token's record to `to(rank)` for each live rank of [first_rank, last_rank).
@@ -64,8 +44,8 @@ HEDDLE_PROTOCOL bool gather_all_gather(W& w, const GatherLayout& layout, std::si
   w.complete_all();
   if (!w.team_barrier()) return false;
   const auto word = [&](int peer) { return layout.arrived_word(peer); };
-  gather_tell_all(w, word, static_cast<std::uint32_t>(input.tokens));
-  return gather_hear_all(w, word, WordKind::gather_arrived, arrived);
+  tell_all(w, word, static_cast<std::uint32_t>(input.tokens));
+  return hear_all(w, word, WordKind::gather_arrived, arrived);
 }
 
 /// All-reduce of zero-filled buffers of `rows` records: about twice the bytes of a gather. Summed as
@@ -88,8 +68,8 @@ HEDDLE_PROTOCOL bool gather_all_reduce(W& w, const GatherLayout& layout, std::si
   w.complete_all();
   if (!w.team_barrier()) return false;
   const auto arrived = [&](int peer) { return layout.arrived_word(peer); };
-  gather_tell_all(w, arrived, 1);
-  if (!gather_hear_all(w, arrived, WordKind::gather_arrived, nullptr)) return false;
+  tell_all(w, arrived, 1);
+  if (!hear_all(w, arrived, WordKind::gather_arrived)) return false;
   const LiveShare share = live_share(w);
   for (std::size_t row = share.position; row < rows; row += share.count) {
     if ((row / share.count) % stride != static_cast<std::size_t>(w.index())) continue;
@@ -114,8 +94,8 @@ HEDDLE_PROTOCOL bool gather_all_reduce(W& w, const GatherLayout& layout, std::si
   }
   if (!w.team_barrier()) return false;
   const auto reduced = [&](int peer) { return layout.reduced_word(peer); };
-  gather_tell_all(w, reduced, 1);
-  return gather_hear_all(w, reduced, WordKind::gather_reduced, nullptr);
+  tell_all(w, reduced, 1);
+  return hear_all(w, reduced, WordKind::gather_reduced, nullptr);
 }
 
 /// Routing of the gathered rows in ordinary memory; rows that padding(row) says are marked as "no expert".
@@ -140,8 +120,8 @@ HEDDLE_PROTOCOL bool gather_offer(W& w, const GatherLayout& layout, std::size_t 
   }
   w.complete_all();
   if (!w.team_barrier()) return false;
-  gather_tell_all(
-      w, [&](int peer) { return layout.partial_word(peer); }, 1);
+  const auto word = [&](int peer) { return layout.partial_word(peer); };
+  tell_all(w, word, 1);
   return true;
 }
 
@@ -151,9 +131,8 @@ HEDDLE_PROTOCOL bool gather_pull(W& w, const GatherLayout& layout, std::size_t f
                                  bf16* out) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
-  if (!gather_hear_all(
-          w, [&](int peer) { return layout.partial_word(peer); }, WordKind::gather_partial, nullptr))
-    return false;
+  const auto word = [&](int peer) { return layout.partial_word(peer); };
+  if (!hear_all(w, word, WordKind::gather_partial)) return false;
   const auto hidden = static_cast<std::size_t>(layout.returned.hidden);
   const auto parts = static_cast<std::size_t>(w.row_parts(static_cast<int>(rows), layout.returned.hidden));
   for (auto item = static_cast<std::size_t>(w.index()); item < rows * parts; item += static_cast<std::size_t>(w.count())) {

@@ -122,9 +122,8 @@ HEDDLE_PROTOCOL bool low_latency_return(W& w, const LowLatencyLayout& layout, in
   });
   w.complete_all();
   if (!w.team_barrier()) return false;
-  for (int home = w.index(); home < heap.ranks; home += w.count()) {
-    if (w.live(home)) w.publish(heap.at<Word>(home, layout.returned_word(heap.rank)), 1);
-  }
+  const auto word = [&](int peer) { return layout.returned_word(peer); };
+  tell_all(w, word, 1);
   return true;
 }
 
@@ -135,12 +134,8 @@ HEDDLE_PROTOCOL bool low_latency_collect(W& w, const LowLatencyLayout& layout, c
                                          const PlacementView& placement, bool weighted, const SharedRows& shared, bf16* out) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
-  for (int d = w.index(); d < heap.ranks; d += w.count()) {
-    std::uint32_t value = 0;
-    if (w.live(d) && !w.acquire(heap.mine<Word>(layout.returned_word(d)), {WordKind::low_latency_returned, d, -1}, value))
-      return false;
-  }
-  if (!w.team_barrier()) return false;
+  const auto word = [&](int peer) { return layout.returned_word(peer); };
+  if (!hear_all(w, word, WordKind::low_latency_returned)) return false;
   const auto hidden = static_cast<std::size_t>(layout.returned.hidden);
   const int parts = w.row_parts(input.tokens, layout.returned.hidden);
   for (int item = w.index(); item < input.tokens * parts; item += w.count()) {

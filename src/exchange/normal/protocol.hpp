@@ -32,17 +32,10 @@ template <Worker W>
 HEDDLE_PROTOCOL bool normal_exchange_counts(W& w, const NormalLayout& layout, const SendInput& input,
                                             const PlacementView& placement, const NormalScratch& scratch) {
   if (!w.begin()) return false;
-  const HeapView& heap = w.heap();
   if (!number_rows_by_rank(w, input, placement, scratch.slots, scratch.sent, scratch.before)) return false;
-  for (int d = w.index(); d < heap.ranks; d += w.count()) {
-    if (w.live(d)) w.publish(heap.at<Word>(d, layout.count_word(heap.rank)), static_cast<std::uint32_t>(scratch.sent[d]));
-  }
-  for (int s = w.index(); s < heap.ranks; s += w.count()) {
-    std::uint32_t count = 0;
-    if (w.live(s) && !w.acquire(heap.mine<Word>(layout.count_word(s)), {WordKind::normal_count, s, -1}, count)) return false;
-    scratch.arrived[s] = static_cast<std::int32_t>(count);
-  }
-  return w.team_barrier();
+  const auto word = [&](int peer) { return layout.count_word(peer); };
+  tell_each(w, word, scratch.sent);
+  return hear_all(w, word, WordKind::normal_count, scratch.arrived);
 }
 
 /// The words and sizes of one direction pair, so that dispatch and combine share one mover.

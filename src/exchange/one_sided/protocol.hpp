@@ -40,9 +40,8 @@ HEDDLE_PROTOCOL bool one_sided_send(W& w, const OneSidedLayout& layout, int bloc
   }
   w.complete_all();
   if (!w.team_barrier()) return false;
-  for (int d = w.index(); d < heap.ranks; d += w.count()) {
-    if (w.live(d)) w.publish(heap.at<Word>(d, layout.arrived_word(heap.rank)), static_cast<std::uint32_t>(scratch.sent[d]));
-  }
+  const auto word = [&](int peer) { return layout.arrived_word(peer); };
+  tell_each(w, word, scratch.sent);
   return true;
 }
 
@@ -51,13 +50,8 @@ HEDDLE_PROTOCOL bool one_sided_send(W& w, const OneSidedLayout& layout, int bloc
 template <Worker W>
 HEDDLE_PROTOCOL bool one_sided_receive(W& w, const OneSidedLayout& layout, const OneSidedScratch& scratch) {
   if (!w.begin()) return false;
-  const HeapView& heap = w.heap();
-  for (int s = w.index(); s < heap.ranks; s += w.count()) {
-    std::uint32_t count = 0;
-    if (w.live(s) && !w.acquire(heap.mine<Word>(layout.arrived_word(s)), {WordKind::one_sided_arrived, s, -1}, count)) return false;
-    scratch.arrived[s] = static_cast<std::int32_t>(count);
-  }
-  return w.team_barrier();
+  const auto word = [&](int peer) { return layout.arrived_word(peer); };
+  return hear_all(w, word, WordKind::one_sided_arrived, scratch.arrived);
 }
 
 /// Routing of all block rows in ordinary memory, padding marked as "no expert".
@@ -88,9 +82,8 @@ HEDDLE_PROTOCOL bool one_sided_offer(W& w, const OneSidedLayout& layout, int blo
   });
   w.complete_all();
   if (!w.team_barrier()) return false;
-  for (int home = w.index(); home < heap.ranks; home += w.count()) {
-    if (w.live(home)) w.publish(heap.at<Word>(home, layout.ready_word(heap.rank)), 1);
-  }
+  const auto word = [&](int peer) { return layout.ready_word(peer); };
+  tell_all(w, word, 1);
   return true;
 }
 
@@ -100,11 +93,8 @@ HEDDLE_PROTOCOL bool one_sided_pull(W& w, const OneSidedLayout& layout, int bloc
                                     const OneSidedScratch& scratch, const SharedRows& shared, bf16* out) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
-  for (int d = w.index(); d < heap.ranks; d += w.count()) {
-    std::uint32_t value = 0;
-    if (w.live(d) && !w.acquire(heap.mine<Word>(layout.ready_word(d)), {WordKind::one_sided_ready, d, -1}, value)) return false;
-  }
-  if (!w.team_barrier()) return false;
+  const auto word = [&](int peer) { return layout.ready_word(peer); };
+  if (!hear_all(w, word, WordKind::one_sided_ready)) return false;
   const auto hidden = static_cast<std::size_t>(layout.returned.hidden);
   const int parts = w.row_parts(input.tokens, layout.returned.hidden);
   for (int item = w.index(); item < input.tokens * parts; item += w.count()) {
