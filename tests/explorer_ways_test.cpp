@@ -78,7 +78,7 @@ std::vector<Problem> problems() {
   std::vector<Problem> all = {
       problem(2, 1, 2, 1, {{2, 2}, {2, 2}}),
       problem(2, 1, 4, 2, {{2, 2}, {1, 2}, {2, 1}}),
-      problem(2, 2, 4, 2, {{2, 2}, {1, 2}, {2, 0}}),
+      problem(2, 2, 4, 2, {{2, 2}, {2, 0}}),
       problem(2, 1, 1, 1, {{2, 0}, {0, 1}, {0, 2}}),           // one expert, ranks without tokens, blocks that change
       problem(3, 1, 2, 2, {{1, 2, 1}, {0, 0, 2}, {0, 0, 0}}),  // a rank without experts, a call without tokens
       problem(3, 2, 6, 3, {{2, 1, 0}, {1, 3, 1}, {2, 2, 2}}),

@@ -22,29 +22,32 @@ struct AllGatherLayout {
 
 /// mine [rows, H] goes to rows [first, first + rows) of every rank's out [all, H].
 template <Worker W>
-HEDDLE_PROTOCOL bool all_gather_rows(W& w, const AllGatherLayout& layout, std::size_t first, std::size_t rows, std::size_t all,
-                                     const bf16* mine, bf16* out) {
+HEDDLE_PROTOCOL bool all_gather_rows(W& w, const AllGatherLayout& layout, int first, int rows, int all, const bf16* mine,
+                                     bf16* out) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   const RowFormat format{Wire::bf16, layout.hidden, {}, 1.0f};
   const auto hidden = static_cast<std::size_t>(layout.hidden);
-  const auto stride = static_cast<std::size_t>(w.count());
-  for (auto row = static_cast<std::size_t>(w.index()); row < rows; row += stride) {
-    for (int d = 0; d < heap.ranks; ++d) {
-      if (w.live(d))
-        w.copy_row(heap.at<std::byte>(d, layout.row(first + row)), reinterpret_cast<const std::byte*>(mine + row * hidden), format);
-    }
+  const int parts = w.row_parts(rows, layout.hidden);
+  for (int item = w.index(); item < rows * parts; item += w.count()) {
+    const int row = item / parts;
+    const auto to = [&](int d) {
+      return w.live(d) ? heap.at<std::byte>(d, layout.row(static_cast<std::size_t>(first + row))) : nullptr;
+    };
+    send_row(w, heap.ranks, to, mine + static_cast<std::size_t>(row) * hidden, format, RowPart{item % parts, parts});
   }
   w.complete_all();
-  if (!w.team_barrier()) return false;
   const auto word = [&](int peer) { return layout.arrived_word(peer); };
-  tell_all(w, word, static_cast<std::uint32_t>(rows));
+  if (w.last_of_team()) tell(w, word, [&](int) { return rows; });
   if (!hear_all(w, word, WordKind::all_gather_arrived)) return false;
-  for (auto row = static_cast<std::size_t>(w.index()); row < all; row += stride) {
-    w.copy_bytes(out + row * hidden, heap.mine<std::byte>(layout.row(row)), layout.row_bytes());
+  const int out_parts = w.row_parts(all, layout.hidden);
+  for (int item = w.index(); item < all * out_parts; item += w.count()) {
+    const auto row = static_cast<std::size_t>(item / out_parts);
+    const auto to = [&](int) { return reinterpret_cast<std::byte*>(out + row * hidden); };
+    copy_row(w, 1, to, heap.mine<std::byte>(layout.row(row)), format, RowPart{item % out_parts, out_parts});
   }
   w.complete_all();
-  return w.team_barrier();
+  return true;
 }
 
 }  // namespace heddle

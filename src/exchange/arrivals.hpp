@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
 #include "exchange/sending.hpp"
 
@@ -16,24 +15,34 @@ struct ArrivedRouting {
   float* weights = nullptr;
 };
 
-/// Takes one row's routing (k ids, then k weights) out of the heap; null marks padding.
+/// Takes one row's routing (k ids, then k weights) out of the heap.
 template <Worker W>
 HEDDLE_PROTOCOL void take_routing(W& w, const ArrivedRouting& to, std::size_t row, const std::byte* routing,
                                   const PlacementView& placement) {
   const auto k = static_cast<std::size_t>(to.topk);
   std::int32_t* ids = to.local_ids + row * k;
   float* weights = to.weights + row * k;
-  if (routing == nullptr) {
-    w.lanes(to.topk, [&](int choice) { ids[choice] = -1; });
-    return;
-  }
   w.complete(w.copy_bytes(ids, routing, k * sizeof(std::int32_t)));
   w.complete(w.copy_bytes(weights, routing + k * sizeof(std::int32_t), k * sizeof(float)));
   const int rank = w.heap().rank;
-  w.lanes(to.topk, [&](int choice) {
-    const std::int32_t id = ids[choice];
-    ids[choice] = id >= 0 && placement.rank_of[id] == rank ? placement.local_index[id] : -1;
-  });
+  w.lanes(to.topk, [&](int choice) { ids[choice] = placement.local_id(ids[choice], rank); });
+}
+
+/// Takes the routing of n rows, dealt over all workers; routing_of(row): where it lies in the heap, null for padding.
+template <Worker W, class RoutingOf>
+HEDDLE_PROTOCOL void list_routing(W& w, int n, RoutingOf routing_of, const PlacementView& placement, const ArrivedRouting& to) {
+  const int rank = w.heap().rank;
+  const int k = to.topk;
+  const auto id = [&](int pair) {
+    const std::byte* routing = routing_of(pair / k);
+    return routing == nullptr ? nullptr : reinterpret_cast<const std::int32_t*>(routing) + pair % k;
+  };
+  const auto weight = [&](int pair) {
+    const std::byte* routing = routing_of(pair / k);
+    return routing == nullptr ? nullptr : reinterpret_cast<const float*>(routing) + k + pair % k;
+  };
+  read_each(w, n * k, id, -1, [&](int pair, std::int32_t value) { to.local_ids[pair] = placement.local_id(value, rank); });
+  read_each(w, n * k, weight, 0.0f, [&](int pair, float value) { to.weights[pair] = value; });
 }
 
 /// Rows laid out by expert, in ordinary memory: one row for each pair of a row and a local expert.
@@ -46,66 +55,90 @@ struct ExpertLayout {
   std::int32_t* places = nullptr;  ///< [n, topk]: row of each pair, -1: not here
   float* row_weights = nullptr;    ///< a row
   std::byte* rows = nullptr;       ///< a row, wire format
-  std::int32_t* before = nullptr;  ///< GPUs only: [chunks of pairs, local experts]
+  // What the pairs are numbered in: [n, topk] and [chunks of pairs, local experts].
+  std::int32_t* numbers = nullptr;
+  std::int32_t* before = nullptr;
 };
 
-/// Lays n arrived rows (row_of(i): their bytes) out by expert; inside an expert they keep their order.
-template <Worker W, class RowOf>
-HEDDLE_PROTOCOL bool expand_rows(W& w, int n, const ArrivedRouting& routing, const RowFormat& format, RowOf row_of,
-                                 const ExpertLayout& to) {
-  const int topk = routing.topk;
-  for (int i = w.index(); i < n; i += w.count()) {
-    w.lanes(topk, [&](int choice) { to.places[i * topk + choice] = -1; });
-  }
-  if (!w.team_barrier()) return false;
-  const int pairs = n * topk;
-  const int chunk = w.chunk(expert_numbering_chunk, pairs);
-  const auto nothing = [](int, int, int) {};
-  const auto wanted = [&](int pair, int e) { return routing.local_ids[pair] == e; };
-  const auto found = [&](int pair, int, int number) { to.places[pair] = number; };
-  if (!number_by_class(w, pairs, to.local_experts, chunk, to.before, to.counts, nothing, wanted, found)) return false;
-  if (w.index() == 0) {
-    w.lanes(to.local_experts, [&](int e) {
-      const int aligned = (to.counts[e] + to.alignment - 1) / to.alignment * to.alignment;
-      to.begins[e] = to.block_rows > 0 ? e * to.block_rows : aligned;
-    });
-    if (to.block_rows == 0) w.prefix_sums(to.local_experts, to.begins, 1);
-  }
-  if (!w.team_barrier()) return false;
-  for (int i = w.index(); i < n; i += w.count()) {
-    w.lanes(topk, [&](int choice) {
-      const int pair = i * topk + choice;
-      if (routing.local_ids[pair] < 0) return;
-      const std::int32_t e = routing.local_ids[pair];
-      to.places[pair] += to.begins[e] + (pairs > chunk ? to.before[pair / chunk * to.local_experts + e] : 0);
-      to.row_weights[to.places[pair]] = routing.weights[pair];
-    });
-    for (int choice = 0; choice < topk; ++choice) {
-      const std::int32_t place = to.places[i * topk + choice];
-      if (place >= 0) w.copy_row(to.rows + static_cast<std::size_t>(place) * format.row_bytes(), row_of(i), format);
-    }
-  }
-  w.complete_all();
-  return w.team_barrier();
+/// begins[e] from counts [local experts], by one worker.
+template <Worker W>
+HEDDLE_PROTOCOL void begin_runs(W& w, const ExpertLayout& to, const std::int32_t* counts, std::int32_t* begins) {
+  w.lanes(to.local_experts, [&](int e) {
+    const int aligned = (counts[e] + to.alignment - 1) / to.alignment * to.alignment;
+    begins[e] = to.block_rows > 0 ? e * to.block_rows : aligned;
+  });
+  if (to.block_rows == 0) w.prefix_sums(to.local_experts, begins, 1);
 }
 
-/// sums [n, H] = for each arrived row the sum of its pairs' results (by place) in choice order, rounded
-/// to bf16: the first stage of a two-stage sum.
+/// Numbers the pairs by expert and begins the runs; what this worker's squad may read of both.
+struct ExpertRuns {
+  const std::int32_t* numbers = nullptr;
+  const std::int32_t* begins = nullptr;
+};
+
 template <Worker W>
-HEDDLE_PROTOCOL bool sum_pairs(W& w, int n, const ArrivedRouting& routing, const std::int32_t* places, const bf16* results,
-                               int hidden, bool weighted, bf16* sums) {
-  const RowFormat plain{Wire::bf16, hidden, {}, 1.0f};
-  for (int i = w.index(); i < n; i += w.count()) {
-    const auto term = [&](int choice) {
-      const int pair = i * routing.topk + choice;
-      if (places[pair] < 0) return SumTerm{};
-      const bf16* result = results + static_cast<std::size_t>(places[pair]) * static_cast<std::size_t>(hidden);
-      return SumTerm{reinterpret_cast<const std::byte*>(result), routing.weights[pair]};
-    };
-    w.reduce_rows(sums + static_cast<std::size_t>(i) * static_cast<std::size_t>(hidden), routing.topk, term,
-                  SumFormat{plain, weighted}, LastTerm{});
+HEDDLE_PROTOCOL bool number_pairs(W& w, int pairs, const std::int32_t* local_ids, const ExpertLayout& to, ExpertRuns& runs) {
+  Numbering memory{to.numbers, to.counts, to.before};
+  std::int32_t* begins = to.begins;
+  const int chunk = kinds_chunk(w, true, pairs);
+  const int experts = to.local_experts;
+  const Crew<W> crew = crew_for(w, pairs <= few_kinds, pairs + experts, experts, (pairs + chunk - 1) / chunk, memory);
+  if (crew.squad) begins = memory.numbers + pairs;
+  if (!number_kinds(
+          crew, pairs, experts, [&](int pair) { return local_ids[pair]; }, memory))
+    return false;
+  if (crew.index() == 0) {
+    begin_runs(w, to, memory.totals, begins);
+    if (crew.squad && w.first_squad()) {
+      w.lanes(experts, [&](int e) {
+        to.begins[e] = begins[e];
+        to.counts[e] = memory.totals[e];
+      });
+    }
   }
-  return w.team_barrier();
+  runs = {memory.numbers, begins};
+  return crew.barrier();
+}
+
+/// Lays n arrived rows of k pairs each out by expert; inside an expert they keep their order. local_ids [n, k] may be
+/// this squad's own; row_of(i): a row's bytes, weight_of(pair): where its weight lies.
+template <Worker W, class RowOf, class WeightOf>
+HEDDLE_PROTOCOL bool expand_rows(W& w, int n, int k, const std::int32_t* local_ids, const RowFormat& format, RowOf row_of,
+                                 WeightOf weight_of, const ExpertLayout& to) {
+  ExpertRuns runs;
+  if (!number_pairs(w, n * k, local_ids, to, runs)) return false;
+  const auto place_of = [&](int pair) { return local_ids[pair] < 0 ? -1 : runs.begins[local_ids[pair]] + runs.numbers[pair]; };
+  const int parts = w.row_parts(n, format.hidden);
+  for (int item = w.index(); item < n * parts; item += w.count()) {
+    const int i = item / parts;
+    const auto row = [&](int choice) {
+      const std::int32_t place = place_of(i * k + choice);
+      return place < 0 ? nullptr : to.rows + static_cast<std::size_t>(place) * format.row_bytes();
+    };
+    copy_row(w, k, row, row_of(i), format, RowPart{item % parts, parts});
+  }
+  read_each(w, n * k, weight_of, 0.0f, [&](int pair, float weight) {
+    const std::int32_t place = place_of(pair);
+    to.places[pair] = place;
+    if (place >= 0) to.row_weights[place] = weight;
+  });
+  w.complete_all();
+  return true;
+}
+
+/// The sum of one arrived row's pairs' results (by place) in choice order, rounded to bf16, to `out`: the first stage of
+/// a two-stage sum.
+template <Worker W>
+HEDDLE_PROTOCOL void sum_pairs(W& w, int row, const ArrivedRouting& routing, const std::int32_t* places, const bf16* results,
+                               int hidden, bool weighted, bf16* out, const RowPart& part = {}) {
+  const RowFormat plain{Wire::bf16, hidden, {}, 1.0f};
+  const auto term = [&](int choice) {
+    const int pair = row * routing.topk + choice;
+    if (places[pair] < 0) return SumTerm{};
+    const bf16* result = results + static_cast<std::size_t>(places[pair]) * static_cast<std::size_t>(hidden);
+    return SumTerm{reinterpret_cast<const std::byte*>(result), routing.weights[pair]};
+  };
+  w.reduce_rows(out, routing.topk, term, SumFormat{plain, weighted}, LastTerm{}, part);
 }
 
 }  // namespace heddle

@@ -7,11 +7,10 @@
 
 namespace heddle {
 
-/// Begins a kernel: the worker of this warp, and what it needs in shared memory. Masked ranks leave at once.
-#define HEDDLE_DEVICE_WORKER(w, call)                                                 \
-  extern __shared__ std::byte heddle_staging[];                                       \
-  __shared__ int heddle_verdict;                                                      \
-  DeviceWorker w((call).team, heddle_staging, (call).staging_bytes, &heddle_verdict); \
+/// Begins a kernel: the worker of this warp, and its squad's memory. Masked ranks leave at once.
+#define HEDDLE_DEVICE_WORKER(w, call, new_call)                                   \
+  extern __shared__ std::byte heddle_squad_memory[];                              \
+  DeviceWorker w((call).team, new_call, heddle_squad_memory, (call).squad_bytes); \
   if (!w.live(w.heap().rank)) return
 
 /// A pointer into the first local rank's memory, moved to this CTA's rank.
@@ -21,6 +20,13 @@ __device__ T* of_this_rank(T* first, std::size_t stride) {
 }
 template <class T>
 __device__ T* of_this_rank(T* first, const DeviceCall& call) {
+  return of_this_rank(first, call.scratch_stride);
+}
+
+__device__ inline Numbering of_this_rank(const Numbering& first, std::size_t stride) {
+  return {of_this_rank(first.numbers, stride), of_this_rank(first.totals, stride), of_this_rank(first.before, stride)};
+}
+__device__ inline Numbering of_this_rank(const Numbering& first, const DeviceCall& call) {
   return of_this_rank(first, call.scratch_stride);
 }
 
@@ -34,29 +40,31 @@ __device__ inline SharedRows shared_rows(const DeviceCall& call) {
   return {output.shared, output.shared_factors};
 }
 
-/// Too many tokens, ids outside of [-1, experts) or repeated within a token: a fault, raised before
-/// anything is announced. Ends with a barrier, so nobody goes on past a bad input.
+/// Too many tokens, ids outside of [-1, experts) or repeated within a token: a fault. The squad that found it leaves,
+/// so that nothing is announced. Tokens are dealt over all squads, but in a cluster, which does not miss those that left.
 __device__ inline bool check_input(DeviceWorker& w, const DeviceCall& call, const SendInput& input) {
   if (input.tokens < 0 || input.tokens > call.max_tokens) {
     if (w.index() == 0 && w.lane() == 0) {
       w.fail({WordKind::refused, -1, -1}, static_cast<std::uint64_t>(call.max_tokens), static_cast<std::uint64_t>(input.tokens));
     }
-    w.team_barrier();
     return false;
   }
-  const int lanes = w.count() * DeviceWorker::lanes_of_warp;
-  for (int token = w.index() * DeviceWorker::lanes_of_warp + w.lane(); token < input.tokens; token += lanes) {
+  const bool alone = ptx::cluster_ctas() == gridDim.x;
+  const int first = static_cast<int>(alone ? threadIdx.x : blockIdx.x * blockDim.x + threadIdx.x);
+  const int stride = static_cast<int>(alone ? blockDim.x : gridDim.x * blockDim.x);
+  bool bad = false;
+  for (int token = first; token < input.tokens; token += stride) {
     const std::int32_t* ids = input.ids + static_cast<std::ptrdiff_t>(token) * call.topk;
     for (int choice = 0; choice < call.topk; ++choice) {
-      bool bad = ids[choice] < -1 || ids[choice] >= call.experts;
-      for (int other = 0; other < choice; ++other) bad |= ids[choice] >= 0 && ids[choice] == ids[other];
-      if (bad)
+      bool wrong = ids[choice] < -1 || ids[choice] >= call.experts;
+      for (int other = 0; other < choice; ++other) wrong |= ids[choice] >= 0 && ids[choice] == ids[other];
+      if (wrong)
         w.fail({WordKind::refused, -1, token}, static_cast<std::uint64_t>(call.experts),
                static_cast<std::uint64_t>(static_cast<std::int64_t>(ids[choice])));
+      bad |= wrong;
     }
   }
-  __syncwarp();
-  return w.team_barrier() && !w.aborted_now();
+  return __syncthreads_or(static_cast<int>(bad)) == 0;
 }
 
 }  // namespace heddle

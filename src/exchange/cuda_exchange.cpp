@@ -29,13 +29,13 @@ DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t g
   for (int r = 0; r < ranks(); ++r) map.push_back(static_cast<int>(options.placement.experts_of(r).size()));
   placement_ = DeviceArray<int>(device(), map.size());
   check(cudaMemcpy(placement_.data(), map.data(), map.size() * sizeof(int), cudaMemcpyHostToDevice), "copying of the placement");
-  team_counters_ = DeviceArray<Word>(device(), static_cast<std::size_t>(local_ranks()));
+  team_counters_ = DeviceArray<TeamCounters>(device(), static_cast<std::size_t>(local_ranks()));
   call_.team = workspace.impl().team(gpu, team_counters_.share());
-  call_.placement = {placement_.data(), placement_.data() + experts, placement_.data() + 2 * experts};
+  call_.placement = {placement_.data(), placement_.data() + experts, placement_.data() + 2 * experts,
+                     static_cast<int>(experts)};
   call_.experts = options.placement.experts();
   call_.topk = options.topk;
-  call_.staging_bytes = align_up(std::max(wire_format(options).row_bytes(), returned_format(options).row_bytes()), 128);
-  if (options.wire == Wire::bf16 && options.combine_wire == Wire::bf16) call_.staging_bytes = 0;
+  call_.squad_bytes = squad_bytes;
   int sms = 0;
   check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device()), "number of SMs");
   fixed_ctas_ = device_options.sms > 0;
@@ -80,10 +80,10 @@ void DeviceExchangeBase::allocate_scratch(const ScratchPlan& plan) {
 
 void DeviceExchangeBase::prepare(const void* kernel) {
   const cuda::DeviceScope scope(device());
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes())),
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(call_.squad_bytes)),
         "shared memory of a kernel");
   int ctas_an_sm = 0;
-  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas_an_sm, kernel, threads_a_cta, shared_bytes()), "occupancy of a kernel");
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas_an_sm, kernel, threads_a_cta, call_.squad_bytes), "occupancy of a kernel");
   int sms = 0;
   check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device()), "number of SMs");
   const int room = ctas_an_sm * sms;
@@ -119,7 +119,7 @@ cudaLaunchConfig_t DeviceExchangeBase::configuration(unsigned ctas, cudaLaunchAt
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(ctas, grid_.y);
   config.blockDim = dim3(threads_a_cta);
-  config.dynamicSmemBytes = shared_bytes();
+  config.dynamicSmemBytes = call_.squad_bytes;
   config.stream = stream;
   attributes[0].id = cudaLaunchAttributeCooperative;
   attributes[0].val.cooperative = 1;

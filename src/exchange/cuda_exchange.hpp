@@ -15,6 +15,7 @@ namespace heddle {
 
 constexpr int max_local_ranks = 32;
 constexpr int threads_a_cta = 256;
+constexpr std::size_t squad_bytes = 96 * 1024;
 
 /// A rank's pointers in one launch.
 struct DeviceRank {
@@ -32,7 +33,7 @@ struct DeviceCall {
   int max_tokens = 0;
   bool send = true;
   bool receive = true;
-  std::size_t staging_bytes = 0;
+  std::size_t squad_bytes = 0;     ///< shared memory of a CTA
   std::size_t scratch_stride = 0;  ///< bytes between the scratch of two local ranks
   DeviceRank ranks[max_local_ranks];
 };
@@ -69,6 +70,11 @@ class ScratchPlan {
   std::size_t bytes_ = 0;
 };
 
+/// Where the memory of a numbering begins.
+struct NumberingPlan {
+  std::size_t numbers = 0, totals = 0, before = 0;
+};
+
 /// Chunks of `chunk` items that n items fill, at least one.
 constexpr std::size_t chunks_of(int n, int chunk) { return static_cast<std::size_t>(n / chunk + 1); }
 
@@ -84,6 +90,11 @@ class DeviceExchangeBase : public DeviceExchange {
   int rank_of(int local) const { return workspace_.first_rank(gpu_) + local; }
   int experts_of(int local) const { return static_cast<int>(options_.placement.experts_of(rank_of(local)).size()); }
   Areas areas() const { return areas_of(memory_, ranks()); }
+  /// Numbers of `items` in some classes, cut into chunks of `chunk`.
+  NumberingPlan plan_numbering(ScratchPlan& plan, std::size_t numbers, std::size_t classes, int items, int chunk) const {
+    return {plan.take(numbers * sizeof(std::int32_t)), plan.take(classes * sizeof(std::int32_t)),
+            plan.take(chunks_of(items, chunk) * classes * sizeof(std::int32_t))};
+  }
 
   void take_inputs(std::span<const DeviceInput> inputs, const Step& step);
   void take_results(std::span<const bf16* const> results);
@@ -94,6 +105,9 @@ class DeviceExchangeBase : public DeviceExchange {
   template <class T>
   T* at(std::size_t offset, int local = 0) const {
     return reinterpret_cast<T*>(scratch_.data() + offset + static_cast<std::size_t>(local) * call_.scratch_stride);
+  }
+  Numbering at(const NumberingPlan& plan) const {
+    return {at<std::int32_t>(plan.numbers), at<std::int32_t>(plan.totals), at<std::int32_t>(plan.before)};
   }
 
   /// Loads the kernel now and checks that all CTAs of a launch are resident at once.
@@ -113,11 +127,10 @@ class DeviceExchangeBase : public DeviceExchange {
   /// A launch of `ctas` CTAs a rank; `attributes` has room for two.
   cudaLaunchConfig_t configuration(unsigned ctas, cudaLaunchAttribute* attributes, DeviceStream stream) const;
   void find_largest_cluster(const void* kernel);
-  std::size_t shared_bytes() const { return call_.staging_bytes * (threads_a_cta / 32); }
   unsigned largest_cluster_ = 16;  ///< CTAs of a cluster that all ranks' kernels can have at once
   bool fixed_ctas_ = false;        ///< the caller chose
   DeviceArray<int> placement_;
-  DeviceArray<Word> team_counters_;
+  DeviceArray<TeamCounters> team_counters_;
   DeviceArray<std::byte> scratch_;
 };
 

@@ -32,7 +32,8 @@ HostExchange::HostExchange(Workspace& workspace, const ExchangeOptions& options,
                                  std::max(areas.end, own.heap_bytes(ranks())), workspace.bytes()));
   }
   for (int r = 0; r < ranks(); ++r) experts_on_.push_back(static_cast<int>(options_.placement.experts_of(r).size()));
-  placement_ = {options_.placement.rank_map().data(), options_.placement.local_index_map().data(), experts_on_.data()};
+  placement_ = {options_.placement.rank_map().data(), options_.placement.local_index_map().data(), experts_on_.data(),
+                shape_.experts};
   local_experts_ = static_cast<int>(options_.placement.experts_of(rank()).size());
   all_gather_.shape = shape_;
   all_gather_.hidden = options_.hidden;
@@ -44,7 +45,7 @@ HostExchange::HostExchange(Workspace& workspace, const ExchangeOptions& options,
   for (int i = 0; i < options_.workers; ++i) workers_.emplace_back(team_, i);
 }
 
-void HostExchange::run(const Half& half) {
+void HostExchange::run(const Half& half, NewCall new_call) {
   team_.deadline = workspace_.group().deadline();
   start_team(workspace_.view());
   std::vector<char> done(workers_.size(), 0);
@@ -58,7 +59,7 @@ void HostExchange::run(const Half& half) {
     }
   };
   const auto work = [&](std::size_t i) {
-    workers_[i].start();
+    workers_[i].start(new_call);
     done[i] = half(workers_[i]) ? 1 : 0;
   };
   {
@@ -127,19 +128,12 @@ void HostExchange::accept(const CombineOutput& output) {
   }
 }
 
-void HostExchange::finish(const CombineOutput& output) {
+void HostExchange::share_outputs(const CombineOutput& output) {
+  if (output.all_out == nullptr || tensor_parallel()) return;
   run([&](HostWorker& w) {
-    if (output.all_out != nullptr && !tensor_parallel() &&
-        !all_gather_rows(w, all_gather_, static_cast<std::size_t>(output.first), static_cast<std::size_t>(input_.tokens),
-                         static_cast<std::size_t>(output.all_tokens), output.out, output.all_out)) {
-      return false;
-    }
-    if (!w.team_barrier()) return false;
-    if (w.index() == 0) w.finish_epoch();
-    return true;
+    return all_gather_rows(w, all_gather_, output.first, input_.tokens, output.all_tokens, output.out, output.all_out);
   });
-  for (int d = 0; output.all_out != nullptr && !tensor_parallel() && d < ranks(); ++d)
-    count_rows(d, input_.tokens, all_gather_.row_bytes());
+  for (int d = 0; d < ranks(); ++d) count_rows(d, input_.tokens, all_gather_.row_bytes());
 }
 
 void HostExchange::count_rows(int peer, std::int64_t rows, std::size_t bytes_a_row) {
@@ -173,6 +167,8 @@ void ExpandedRows::reserve(const ExchangeOptions& options, int experts, std::siz
   begins.grow(local + 1);
   counts.grow(local + 1);
   places.grow(rows_arrived * static_cast<std::size_t>(options.topk) + 1);
+  numbers.grow(rows_arrived * static_cast<std::size_t>(options.topk) + 1);
+  before.grow(local + 1);
   row_weights.grow(room + 1);
   rows.grow(room * row_bytes + 1);
 }
@@ -184,6 +180,8 @@ ExpertLayout ExpandedRows::layout(const ExchangeOptions& options, int experts, i
   to.begins = begins.data();
   to.counts = counts.data();
   to.places = places.data();
+  to.numbers = numbers.data();
+  to.before = before.data();
   to.row_weights = row_weights.data();
   to.rows = rows.data();
   return to;

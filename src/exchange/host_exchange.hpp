@@ -54,6 +54,17 @@ Layout make_layout(const ExchangeOptions& options, const Areas& areas) {
 /// thread, before every verb that copies, counts, sums, publishes, looks or waits. An empty one: no longer.
 void set_verb_hook(std::function<void()> hook);
 
+/// Memory of a numbering by one worker: n numbers in some classes.
+class HostNumbering {
+ public:
+  HostNumbering() = default;
+  HostNumbering(std::size_t numbers, std::size_t classes) : numbers_(numbers), totals_(classes), before_(classes) {}
+  Numbering view() const { return {numbers_.data(), totals_.data(), before_.data()}; }
+
+ private:
+  Array<std::int32_t> numbers_, totals_, before_;
+};
+
 class HostExchange : public Exchange {
  public:
   HostExchange(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory);
@@ -61,8 +72,8 @@ class HostExchange : public Exchange {
 
  protected:
   using Half = std::function<bool(HostWorker&)>;
-  /// Runs a half on all workers; throws the fault if one gave up, and what one threw.
-  void run(const Half& half);
+  /// Runs a half on all workers; throws the fault if one gave up, and what one threw. Sending of dispatch begins a new call.
+  void run(const Half& half, NewCall new_call = NewCall::no);
   /// Checks the input before anything is written. What all ranks see alike is thrown alike; what only
   /// this rank sees also ends the others' waits.
   void accept(const ExchangeInput& input, const Step& step);
@@ -70,8 +81,8 @@ class HostExchange : public Exchange {
   void accept(const CombineOutput& output);
   /// Notes rows that this rank pushed to `peer`, or pulled from it.
   void count_rows(int peer, std::int64_t rows, std::size_t bytes_a_row);
-  /// Shares the outputs where that is wanted and ends the call: after this the next one may begin.
-  void finish(const CombineOutput& output);
+  /// Gives all outputs to all ranks where that is wanted.
+  void share_outputs(const CombineOutput& output);
 
   bool tensor_parallel() const { return options_.way == Way::gather && options_.gather == GatherMode::tensor_parallel; }
   int ranks() const { return shape_.ranks; }
@@ -107,7 +118,7 @@ std::size_t expanded_room(const ExchangeOptions& options, int experts, std::size
 
 /// Rows laid out by expert in this rank's ordinary memory, and the pair bookkeeping that goes with it.
 struct ExpandedRows {
-  Array<std::int32_t> begins, counts, places;
+  Array<std::int32_t> begins, counts, places, numbers, before;
   Array<float> row_weights;
   Array<std::byte> rows;
   std::size_t room = 0;

@@ -5,13 +5,10 @@
 #include <cstdint>
 
 #include "exchange/areas.hpp"
-#include "signal/worker.hpp"
+#include "exchange/numbering.hpp"
+#include "signal/bulk.hpp"
 
 namespace heddle {
-
-/// Tokens that a warp numbers by rank at a time, and pairs that it numbers by expert.
-constexpr int rank_numbering_chunk = 32;
-constexpr int expert_numbering_chunk = 256;
 
 /// One rank's tokens, in its ordinary memory.
 struct SendInput {
@@ -39,16 +36,15 @@ struct PlacementView {
   const int* rank_of = nullptr;      ///< [experts]
   const int* local_index = nullptr;  ///< [experts]
   const int* experts_on = nullptr;   ///< [ranks]: how many experts each rank holds
-};
+  int experts = 0;
 
-/// Does a token have an expert on `rank`?
-HEDDLE_HOST_DEVICE inline bool goes_to(const SendInput& input, const PlacementView& placement, int token, int rank) {
-  for (int choice = 0; choice < input.topk; ++choice) {
-    const std::int32_t id = input.ids[token * input.topk + choice];
-    if (id >= 0 && placement.rank_of[id] == rank) return true;
+  /// The rank of a choice; -1 for none. On GPUs ids are checked while others already look at them.
+  HEDDLE_HOST_DEVICE int rank_of_choice(std::int32_t id) const { return id >= 0 && id < experts ? rank_of[id] : -1; }
+  /// A choice as `rank` sees it: its local expert, or -1.
+  HEDDLE_HOST_DEVICE std::int32_t local_id(std::int32_t id, int rank) const {
+    return rank_of_choice(id) == rank ? local_index[id] : -1;
   }
-  return false;
-}
+};
 
 /// This rank's place among the live ranks, which share out work that any of them could do.
 struct LiveShare {
@@ -68,98 +64,87 @@ HEDDLE_PROTOCOL LiveShare live_share(const W& w) {
 }
 
 /// A rendezvous: every rank tells all live ranks by one word each, then hears from all of them. word_of(peer) is
-/// the offset of the word that `peer` writes. tell_all gives all the same value, tell_each values[peer].
-template <Worker W, class WordOf>
-HEDDLE_PROTOCOL void tell_all(W& w, WordOf word_of, std::uint32_t value) {
+/// the offset of the word that `peer` writes. tell() is called by one worker, value(peer) is what the peer is told.
+template <Worker W, class WordOf, class Value>
+HEDDLE_PROTOCOL void tell(W& w, WordOf word_of, Value value) {
   const HeapView& heap = w.heap();
-  for (int d = w.index(); d < heap.ranks; d += w.count()) {
-    if (w.live(d)) w.publish(heap.at<Word>(d, word_of(heap.rank)), value);
-  }
+  const auto word = [&](int d) { return w.live(d) ? heap.template at<Word>(d, word_of(heap.rank)) : nullptr; };
+  publish_each(w, heap.ranks, word, [&](int d) { return static_cast<std::uint32_t>(value(d)); });
 }
+/// What every rank told, 0 where it is not live, for this worker's squad; the first squad leaves it in `values`
+/// [ranks]. Null on abort.
 template <Worker W, class WordOf>
-HEDDLE_PROTOCOL void tell_each(W& w, WordOf word_of, const std::int32_t* values) {
+HEDDLE_PROTOCOL const std::int32_t* hear(W& w, WordOf word_of, WordKind kind, std::int32_t* values) {
   const HeapView& heap = w.heap();
-  for (int d = w.index(); d < heap.ranks; d += w.count()) {
-    if (w.live(d)) w.publish(heap.at<Word>(d, word_of(heap.rank)), static_cast<std::uint32_t>(values[d]));
-  }
+  const auto word = [&](int s) { return w.live(s) ? heap.template mine<const Word>(word_of(s)) : nullptr; };
+  const std::int32_t* seen = nullptr;
+  const bool heard = acquire_each(
+      w, heap.ranks, word,
+      [&](int s) {
+        return WordName{kind, s, -1};
+      },
+      values, &seen);
+  return heard ? seen : nullptr;
 }
-/// values[s], if wanted, is what rank s told; 0 where it is not live. Ends with a barrier, false on abort.
+/// The same where only that they told something matters.
 template <Worker W, class WordOf>
-HEDDLE_PROTOCOL bool hear_all(W& w, WordOf word_of, WordKind kind, std::int32_t* values = nullptr) {
+HEDDLE_PROTOCOL bool hear_all(W& w, WordOf word_of, WordKind kind) {
   const HeapView& heap = w.heap();
-  for (int s = w.index(); s < heap.ranks; s += w.count()) {
-    std::uint32_t value = 0;
-    if (w.live(s) && !w.acquire(heap.mine<Word>(word_of(s)), {kind, s, -1}, value)) return false;
-    if (values != nullptr) values[s] = static_cast<std::int32_t>(value);
-  }
-  return w.team_barrier();
+  const auto word = [&](int s) { return w.live(s) ? heap.template mine<const Word>(word_of(s)) : nullptr; };
+  return acquire_each(
+      w, heap.ranks, word,
+      [&](int s) {
+        return WordName{kind, s, -1};
+      },
+      nullptr, nullptr);
 }
 
-/// Numbers the items i < n of every class, in order: found(i, class, number) for those with wanted(i, class);
-/// totals[class] = how many. Where one worker a class would be too slow, items are numbered in chunks side by
-/// side: number is then that within the chunk, and before[i / chunk * classes + class] is to be added. `chunk` as
-/// w.chunk() gave it; clear(first, items, class) comes first, from the worker that will number them. Returns
-/// false on abort; ends with a barrier.
-template <Worker W, class Clear, class Wanted, class Found>
-HEDDLE_PROTOCOL bool number_by_class(W& w, int n, int classes, int chunk, std::int32_t* before, std::int32_t* totals, Clear clear,
-                                     Wanted wanted, Found found) {
-  const auto number = [&](int first, int items, int c) {
-    clear(first, items, c);
-    return w.enumerate(
-        items, [&](int i) { return wanted(first + i, c); }, [&](int i, int i_number) { found(first + i, c, i_number); });
-  };
-  if (n <= chunk) {
-    for (int c = w.index(); c < classes; c += w.count()) totals[c] = number(0, n, c);
-    return w.team_barrier();
-  }
-  const int chunks = (n + chunk - 1) / chunk;
-  for (int part = w.index(); part < chunks; part += w.count()) {
-    const int first = part * chunk;
-    const int items = n - first < chunk ? n - first : chunk;
-    for (int c = 0; c < classes; ++c) before[part * classes + c] = number(first, items, c);
-  }
-  if (!w.team_barrier()) return false;
-  for (int c = w.index(); c < classes; c += w.count()) totals[c] = w.prefix_sums(chunks, before + c, classes);
-  return w.team_barrier();
-}
+/// Where a rank's tokens go, readable by this worker's squad.
+struct RankNumbers {
+  const std::int32_t* slots = nullptr;   ///< [tokens, ranks]: number among the sender's rows to that rank, -1: does not go there
+  const std::int32_t* counts = nullptr;  ///< [ranks]: rows to each rank
+};
 
-/// slots[token * ranks + d] = the number of earlier tokens of this sender that go to rank d, or -1 if
-/// the token does not go there; counts[d] = how many go. Dead ranks get none. `before`: [chunks, ranks],
-/// used by GPUs only. Ends with a barrier.
+/// Numbers the rows to every rank; dead ranks get none. `ordinary` is where later halves find the slots: numbers
+/// [tokens, ranks], totals [ranks], before [chunks of tokens, ranks]. Ends with a barrier.
 template <Worker W>
-HEDDLE_PROTOCOL bool number_rows_by_rank(W& w, const SendInput& input, const PlacementView& placement, std::int32_t* slots,
-                                         std::int32_t* counts, std::int32_t* before) {
+HEDDLE_PROTOCOL bool number_rows_by_rank(W& w, const SendInput& input, const PlacementView& placement, const Numbering& ordinary,
+                                         RankNumbers& rows) {
   const int ranks = w.heap().ranks;
-  const int chunk = w.chunk(rank_numbering_chunk, input.tokens);
-  const auto clear = [&](int first, int items, int d) { w.lanes(items, [&](int i) { slots[(first + i) * ranks + d] = -1; }); };
-  const auto wanted = [&](int token, int d) { return w.live(d) && goes_to(input, placement, token, d); };
-  const auto found = [&](int token, int d, int number) { slots[token * ranks + d] = number; };
-  if (!number_by_class(w, input.tokens, ranks, chunk, before, counts, clear, wanted, found)) return false;
-  if (input.tokens <= chunk) return true;
-  for (int token = w.index(); token < input.tokens; token += w.count()) {
-    w.lanes(ranks, [&](int d) {
-      if (slots[token * ranks + d] >= 0) slots[token * ranks + d] += before[token / chunk * ranks + d];
-    });
+  const int chunk = w.chunk(set_chunk, input.tokens);
+  Numbering to = ordinary;
+  const Crew<W> crew = crew_for(w, input.tokens <= few_sets, input.tokens * ranks, ranks, (input.tokens + chunk - 1) / chunk, to);
+  const auto bits = [&](int token, int word) {
+    std::uint32_t found = 0;
+    for (int choice = 0; choice < input.topk; ++choice) {
+      const int rank = placement.rank_of_choice(input.ids[token * input.topk + choice]);
+      if (rank >= 0 && rank / 32 == word && w.live(rank)) found |= 1u << (rank % 32);
+    }
+    return found;
+  };
+  if (!number_sets(crew, input.tokens, ranks, bits, to)) return false;
+  rows = {to.numbers, to.totals};
+  if (crew.squad && w.first_squad()) {
+    for (int part = w.squad_index(); part * 32 < input.tokens * ranks; part += w.squad_count()) {
+      const int first = part * 32;
+      const int items = input.tokens * ranks - first < 32 ? input.tokens * ranks - first : 32;
+      w.lanes(items, [&](int i) { ordinary.numbers[first + i] = to.numbers[first + i]; });
+    }
+    if (w.squad_index() == 0) w.lanes(ranks, [&](int d) { ordinary.totals[d] = to.totals[d]; });
   }
-  return w.team_barrier();
+  return true;
 }
 
-/// A row in wire format, ready to be copied to any number of ranks: the row itself where it travels as
-/// bf16, otherwise quantised once into this worker's staging row.
-template <Worker W>
-HEDDLE_PROTOCOL const std::byte* row_to_send(W& w, const bf16* row, const RowFormat& format) {
-  if (format.wire == Wire::bf16) return reinterpret_cast<const std::byte*>(row);
-  std::byte* staged = w.staging(format);
-  w.complete(w.quantise_row(staged, row, format));
-  return staged;
-}
-
-/// A token's routing: its k ids, then its k weights (routing_bytes of room).
-template <Worker W>
-HEDDLE_PROTOCOL void send_routing(W& w, std::byte* to, const SendInput& input, int token) {
-  const std::size_t list_bytes = static_cast<std::size_t>(input.topk) * sizeof(std::int32_t);
-  w.copy_bytes(to, input.ids + token * input.topk, list_bytes);
-  w.copy_bytes(to + list_bytes, input.weights + token * input.topk, list_bytes);
+/// A token's routing, its k ids and then its k weights (routing_bytes of room), to each place that is not null.
+template <Worker W, class To>
+HEDDLE_PROTOCOL void send_routing(W& w, int n, To to, const SendInput& input, int token) {
+  const auto ids = [&](int i) { return reinterpret_cast<std::int32_t*>(to(i)); };
+  const auto weights = [&](int i) {
+    std::byte* place = to(i);
+    return place == nullptr ? nullptr : reinterpret_cast<float*>(place) + input.topk;
+  };
+  send_values(w, n, ids, input.ids + token * input.topk, input.topk);
+  send_values(w, n, weights, input.weights + token * input.topk, input.topk);
 }
 
 }  // namespace heddle

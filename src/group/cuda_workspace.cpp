@@ -46,7 +46,7 @@ void DeviceWorkspace::Impl::write_settings() {
   }
 }
 
-DeviceTeam DeviceWorkspace::Impl::team(std::size_t gpu, const std::shared_ptr<Word>& words) {
+DeviceTeam DeviceWorkspace::Impl::team(std::size_t gpu, const std::shared_ptr<TeamCounters>& words) {
   counters.push_back({gpu, words});
   zero(counters.back());
   return {heap->view(gpu), on_device[gpu], faults + map.first_ranks[gpu], words.get()};
@@ -56,7 +56,8 @@ void DeviceWorkspace::Impl::zero(const Counters& which) const {
   const auto words = which.words.lock();
   if (words == nullptr) return;  // its exchange is gone
   const cuda::DeviceScope scope(map.devices[which.gpu]);
-  check(cudaMemset(words.get(), 0, sizeof(Word) * static_cast<std::size_t>(map.ranks_on(which.gpu))), "zeroing of team counters");
+  check(cudaMemset(words.get(), 0, sizeof(TeamCounters) * static_cast<std::size_t>(map.ranks_on(which.gpu))),
+        "zeroing of team counters");
   check(cudaDeviceSynchronize(), "zeroing of team counters");
 }
 

@@ -15,8 +15,8 @@ struct DeviceWorkspace::Impl {
   ~Impl();
 
   /// What kernels of a GPU are given.
-  /// `counters`: [ranks on the GPU] words of the caller, zeroed now and at every reset.
-  DeviceTeam team(std::size_t gpu, const std::shared_ptr<Word>& counters);
+  /// `counters`: [ranks on the GPU] of the caller, zeroed now and at every reset.
+  DeviceTeam team(std::size_t gpu, const std::shared_ptr<TeamCounters>& counters);
   void write_settings();
 
   cuda::DeviceMap map;
@@ -28,7 +28,7 @@ struct DeviceWorkspace::Impl {
   std::vector<bool> live;
   struct Counters {
     std::size_t gpu;
-    std::weak_ptr<Word> words;
+    std::weak_ptr<TeamCounters> words;
   };
   std::vector<Counters> counters;
 

@@ -1,5 +1,5 @@
-// Rows in the hands of a warp: copying, quantising to a wire format, and summing. The scalar rules are those
-// of src/formats, compiled without contraction, so the bits are the host's.
+// Rows in the hands of a warp: copying and summing. The scalar rules are those of src/formats, compiled without
+// contraction, so the bits are the host's.
 #pragma once
 
 #include <cstddef>
@@ -17,34 +17,25 @@ class WarpRows {
 
   __device__ explicit WarpRows(int lane) : lane_(lane) {}
 
-  /// A multiple of 16 bytes, eight vectors a lane in flight.
-  __device__ void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
-    const int n = static_cast<int>(bytes / 16);
+  /// Vectors [begin, end) of 16 bytes of one row to each of n places (null: left out), four a lane in flight.
+  template <class To>
+  __device__ void copy(int n, To to, const std::byte* from, int begin, int end) {
+    constexpr int ahead = 4;
     const auto* source = reinterpret_cast<const uint4*>(from);
-    auto* target = reinterpret_cast<uint4*>(to);
-    int i = lane_;
-    for (; i + 7 * lanes_of_warp < n; i += 8 * lanes_of_warp) {
-      uint4 values[8];
+    for (int at = begin + lane_; at < end; at += ahead * lanes_of_warp) {
+      uint4 values[ahead];
 #pragma unroll
-      for (int j = 0; j < 8; ++j) values[j] = source[i + j * lanes_of_warp];
+      for (int j = 0; j < ahead; ++j) {
+        if (at + j * lanes_of_warp < end) values[j] = source[at + j * lanes_of_warp];
+      }
+      for (int i = 0; i < n; ++i) {
+        auto* place = reinterpret_cast<uint4*>(to(i));
+        if (place == nullptr) continue;
 #pragma unroll
-      for (int j = 0; j < 8; ++j) target[i + j * lanes_of_warp] = values[j];
-    }
-    for (; i < n; i += lanes_of_warp) target[i] = source[i];
-  }
-
-  /// A bf16 row to its wire format, padding included.
-  __device__ void quantise(std::byte* to, const bf16* from, const RowFormat& format) {
-    switch (format.wire) {
-      case Wire::bf16:
-        copy(to, reinterpret_cast<const std::byte*>(from), format.row_bytes());
-        break;
-      case Wire::fp8:
-        quantise_fp8(to, from, format);
-        break;
-      case Wire::nvfp4:
-        quantise_nvfp4(to, from, format);
-        break;
+        for (int j = 0; j < ahead; ++j) {
+          if (at + j * lanes_of_warp < end) place[at + j * lanes_of_warp] = values[j];
+        }
+      }
     }
   }
 
@@ -65,135 +56,6 @@ class WarpRows {
   }
 
  private:
-  struct Four {
-    float value[4];
-  };
-  __device__ Four load_four(const bf16* from) {
-    const uint2 bits = *reinterpret_cast<const uint2*>(from);
-    return {{float_from_bits(bits.x << 16), float_from_bits(bits.x & 0xFFFF0000u), float_from_bits(bits.y << 16),
-             float_from_bits(bits.y & 0xFFFF0000u)}};
-  }
-
-  __device__ void pad_scales(std::byte* to, const RowFormat& format) {
-    const std::size_t begin = format.scale_offset() + format.scale_bytes();
-    for (std::size_t i = begin + static_cast<std::size_t>(lane_); i < format.row_bytes(); i += lanes_of_warp) to[i] = std::byte{0};
-  }
-
-  // Quantising a row: a pass is 128 values, four a lane, so that a group of 128 is the warp, one of 32 eight
-  // lanes and one of 16 four. Several passes are in flight together, and the divisions for the scales of all
-  // their groups are dealt over the lanes, one group a lane.
-
-  /// What the values of a group are divided by, as the lane that made it hands it to the others.
-  struct GroupScale {
-    float scale = 0;
-    float inverse = 0;
-    std::uint32_t code = 0;  ///< as stored
-  };
-
-  /// `width` lanes a group, `passes` passes at a time, at most one group a lane.
-  template <int width, int passes, class Magnitude, class MakeScale, class Store>
-  __device__ void quantise_groups(const bf16* from, int hidden, Magnitude magnitude, MakeScale make_scale, Store store) {
-    constexpr int groups_a_pass = lanes_of_warp / width;
-    static_assert(groups_a_pass * passes <= lanes_of_warp);
-    constexpr int pass = 4 * lanes_of_warp;
-    for (int base = 0; base < hidden; base += passes * pass) {
-      const int at = base + 4 * lane_;
-      Four fours[passes];
-      std::int32_t largest[passes];
-#pragma unroll
-      for (int j = 0; j < passes; ++j) fours[j] = at + j * pass < hidden ? load_four(from + at + j * pass) : Four{};
-#pragma unroll
-      for (int j = 0; j < passes; ++j) {
-        largest[j] = 0;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) largest[j] = max(largest[j], magnitude(fours[j].value[i]));
-      }
-#pragma unroll
-      for (int distance = width / 2; distance > 0; distance /= 2) {
-#pragma unroll
-        for (int j = 0; j < passes; ++j) largest[j] = max(largest[j], __shfl_xor_sync(all_lanes, largest[j], distance));
-      }
-      // Group g of pass j is made by lane j * groups_a_pass + g.
-      std::int32_t mine = 0;
-#pragma unroll
-      for (int j = 0; j < passes; ++j) {
-        const std::int32_t found = __shfl_sync(all_lanes, largest[j], lane_ % groups_a_pass * width);
-        if (lane_ / groups_a_pass == j) mine = found;
-      }
-      const GroupScale made = make_scale(group_amax(mine));
-#pragma unroll
-      for (int j = 0; j < passes; ++j) {
-        const int maker = j * groups_a_pass + lane_ / width;
-        GroupScale group;
-        group.scale = __shfl_sync(all_lanes, made.scale, maker);
-        group.inverse = __shfl_sync(all_lanes, made.inverse, maker);
-        group.code = __shfl_sync(all_lanes, made.code, maker);
-        if (at + j * pass < hidden) store(at + j * pass, fours[j], group, lane_ % width == 0);
-      }
-    }
-  }
-
-  template <int width>
-  __device__ void quantise_fp8_groups(std::byte* to, const bf16* from, const RowFormat& format) {
-    const bool power_of_two = format.quantisation.scale == ScaleFormat::ue8m0;
-    std::byte* scales = to + format.scale_offset();
-    const auto make_scale = [&](float amax) {
-      GroupScale group;
-      group.scale = fp8_scale(amax, format.quantisation.scale);
-      group.inverse = power_of_two ? fp8_inverse(group.scale) : 0.0f;
-      group.code = power_of_two ? fp8_scale_byte(group.scale) : float_bits(group.scale);
-      return group;
-    };
-    const auto store = [&](int at, const Four& four, const GroupScale& group, bool first_lane) {
-      std::uint32_t codes = 0;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const std::uint8_t code =
-            power_of_two ? fp8_code_by_inverse(four.value[i], group.inverse) : fp8_code(four.value[i], group.scale);
-        codes |= static_cast<std::uint32_t>(code) << (8 * i);
-      }
-      *reinterpret_cast<std::uint32_t*>(to + at) = codes;
-      if (!first_lane) return;
-      const int number = at / (4 * width);
-      if (power_of_two) {
-        scales[number] = static_cast<std::byte>(group.code);
-      } else {
-        reinterpret_cast<std::uint32_t*>(scales)[number] = group.code;
-      }
-    };
-    quantise_groups<width, 8>(
-        from, format.hidden, [](float value) { return fp8_magnitude(value); }, make_scale, store);
-    pad_scales(to, format);
-  }
-
-  __device__ void quantise_fp8(std::byte* to, const bf16* from, const RowFormat& format) {
-    if (format.quantisation.group == 128) {
-      quantise_fp8_groups<32>(to, from, format);
-    } else {
-      quantise_fp8_groups<8>(to, from, format);
-    }
-  }
-
-  __device__ void quantise_nvfp4(std::byte* to, const bf16* from, const RowFormat& format) {
-    std::byte* scales = to + format.scale_offset();
-    const auto make_scale = [&](float amax) {
-      GroupScale group;
-      group.code = nvfp4_scale(amax, format.global_scale);
-      group.scale = nvfp4_divisor(static_cast<std::uint8_t>(group.code), format.global_scale);
-      return group;
-    };
-    const auto store = [&](int at, const Four& four, const GroupScale& group, bool first_lane) {
-      std::uint32_t codes = 0;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) codes |= static_cast<std::uint32_t>(nvfp4_code(four.value[i], group.scale)) << (4 * i);
-      *reinterpret_cast<std::uint16_t*>(to + at / 2) = static_cast<std::uint16_t>(codes);
-      if (first_lane) scales[at / RowFormat::nvfp4_group] = static_cast<std::byte>(group.code);
-    };
-    quantise_groups<4, 4>(
-        from, format.hidden, [](float value) { return nvfp4_magnitude(value); }, make_scale, store);
-    pad_scales(to, format);
-  }
-
   /// Eight values of a row, widened.
   struct Eight {
     float value[8];

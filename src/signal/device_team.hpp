@@ -24,12 +24,17 @@ struct HostFault {
   FaultRecord record;
 };
 
+/// How the CTAs of one rank meet where hardware does not do it. Zero when nothing runs, but after a fault.
+struct TeamCounters {
+  Word met = 0;            ///< arrivals at team barriers, counted up; always of as many CTAs
+  std::uint32_t done = 0;  ///< CTAs that have done their part of a sending half, back to 0 with the last
+};
+
 struct DeviceTeam {
   HeapView heap;  ///< of the first rank of this launch
   DeviceSettings* settings = nullptr;
   HostFault* host_faults = nullptr;  ///< [ranks of this launch]
-  Word* team_counters =
-      nullptr;  ///< [ranks of this launch]: arrivals of CTAs; one set a kind of launch, so the CTAs are always as many
+  TeamCounters* counters = nullptr;  ///< [ranks of this launch], one set an exchange
 };
 
 }  // namespace heddle

@@ -1,44 +1,51 @@
 // The Worker of a GPU: a warp. Verbs are called by all 32 lanes; ordinary loops around them run in every
-// lane alike. A rank's workers are the warps of gridDim.x CTAs; with virtual ranks blockIdx.y says which
-// rank, and all CTAs of a launch are resident at once.
+// lane alike. A rank's workers are the warps of gridDim.x CTAs, a CTA is a squad; with virtual ranks blockIdx.y says
+// which rank, and all CTAs of a launch are resident at once.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "signal/device_numbers.cuh"
 #include "signal/device_rows.cuh"
+#include "signal/device_send.cuh"
 #include "signal/device_team.hpp"
 #include "signal/ptx.cuh"
 #include "signal/worker.hpp"
 
 namespace heddle {
 
-class DeviceWorker {
+class DeviceWorker : public WarpNumbers {
  public:
-  static constexpr int lanes_of_warp = WarpRows::lanes_of_warp;
-  static constexpr unsigned all_lanes = WarpRows::all_lanes;
+  static constexpr bool is_warp = true;
   struct Patience {
     std::uint64_t since = 0;
   };
 
-  /// `staging`: shared memory, `staging_bytes` for each warp of the CTA. `verdict`: one shared int of the CTA.
-  __device__ DeviceWorker(const DeviceTeam& team, std::byte* staging, std::size_t staging_bytes, int* verdict)
-      : team_(team), heap_(team.heap), verdict_(verdict), lane_(static_cast<int>(threadIdx.x) % lanes_of_warp), rows_(lane_) {
+  /// `shared`: the squad's memory, `shared_bytes` of it.
+  __device__ DeviceWorker(const DeviceTeam& team, NewCall new_call, std::byte* shared, std::size_t shared_bytes)
+      : WarpNumbers(static_cast<int>(threadIdx.x) % lanes_of_warp),
+        team_(team),
+        heap_(team.heap),
+        rows_(lane()),
+        sender_(lane()),
+        shared_(shared),
+        shared_end_(shared + shared_bytes) {
     heap_.rank += static_cast<int>(blockIdx.y);
-    const int warp = static_cast<int>(threadIdx.x) / lanes_of_warp;
-    const int warps = static_cast<int>(blockDim.x) / lanes_of_warp;
-    index_ = static_cast<int>(blockIdx.x) * warps + warp;
-    count_ = static_cast<int>(gridDim.x) * warps;
-    staging_ = staging + static_cast<std::size_t>(warp) * staging_bytes;
-    epoch_ = static_cast<std::uint32_t>(ptx::load_relaxed_system(&header()->epoch)) + 1;
-    aborted_at_start_ = aborted_now();
+    // Everything is asked for before anything is looked at.
+    const Word epoch = ptx::load_relaxed_system(&header()->epoch);
+    const Word abort = ptx::load_relaxed_system(&header()->abort);
     longest_delay_ = team.settings->delay_nanoseconds;
     all_live_ = team.settings->all_live != 0;
+    epoch_ = static_cast<std::uint32_t>(epoch) + (new_call == NewCall::yes ? 1 : 0);
+    aborted_at_start_ = __shfl_sync(all_lanes, static_cast<int>(abort != 0), 0) != 0;
   }
 
-  __device__ int index() const { return index_; }
-  __device__ int count() const { return count_; }
-  __device__ int lane() const { return lane_; }
+  __device__ int squad_index() const { return static_cast<int>(threadIdx.x) / lanes_of_warp; }
+  __device__ int squad_count() const { return static_cast<int>(blockDim.x) / lanes_of_warp; }
+  __device__ bool first_squad() const { return blockIdx.x == 0; }
+  __device__ int index() const { return static_cast<int>(blockIdx.x) * squad_count() + squad_index(); }
+  __device__ int count() const { return static_cast<int>(gridDim.x) * squad_count(); }
   __device__ const HeapView& heap() const { return heap_; }
   __device__ std::uint32_t epoch() const { return epoch_; }
   __device__ bool live(int rank) const { return all_live_ || team_.settings->live[rank] != 0; }
@@ -48,67 +55,170 @@ class DeviceWorker {
     verb();
     return !aborted_at_start_;
   }
-  /// The abort word as it is now, for all lanes alike.
-  __device__ bool aborted_now() const { return __shfl_sync(all_lanes, static_cast<int>(aborted()), 0) != 0; }
+
+  // --- Rows and values ---
 
   template <class T>
   __device__ T read(const T* address) {
-    static_assert(sizeof(T) == 4);
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8);
     verb();
-    return *static_cast<const volatile T*>(address);
+    return *address;
   }
   template <class T>
   __device__ void write(T* address, T value) {
-    static_assert(sizeof(T) == 4);
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8);
     verb();
-    if (lane_ == 0) *address = value;
+    if (lane() == 0) *address = value;
   }
-
-  __device__ Ticket copy_row(std::byte* to, const std::byte* from, const RowFormat& format) {
+  template <class To>
+  __device__ void send_row(int n, To to, const bf16* from, const RowFormat& format, const RowPart& part) {
     verb();
-    rows_.copy(to, from, format.row_bytes());
+    sender_.send(n, to, from, format, part);
+  }
+  template <class To>
+  __device__ void copy_row_to(int n, To to, const std::byte* from, const RowFormat& format, const RowPart& part) {
+    verb();
+    const int vectors = static_cast<int>(format.row_bytes() / 16);
+    rows_.copy(n, to, from, vectors * part.index / part.count, vectors * (part.index + 1) / part.count);
+  }
+  __device__ Ticket copy_row(std::byte* to, const std::byte* from, const RowFormat& format) {
+    copy_row_to(1, [to](int) { return to; }, from, format, {});
     return {};
   }
   __device__ Ticket copy_bytes(void* to, const void* from, std::size_t bytes) {
     verb();
-    const auto a = reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from) | bytes;
-    if (a % 16 == 0) {
-      rows_.copy(static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes);
+    const auto bits = reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from) | bytes;
+    if (bits % 16 == 0) {
+      rows_.copy(
+          1, [to](int) { return static_cast<std::byte*>(to); }, static_cast<const std::byte*>(from), 0,
+          static_cast<int>(bytes / 16));
     } else {
-      for (std::size_t i = static_cast<std::size_t>(lane_); i < bytes / 4; i += lanes_of_warp) {
+      for (std::size_t i = static_cast<std::size_t>(lane()); i < bytes / 4; i += lanes_of_warp) {
         static_cast<std::uint32_t*>(to)[i] = static_cast<const std::uint32_t*>(from)[i];
       }
     }
     return {};
   }
   __device__ Ticket quantise_row(std::byte* to, const bf16* from, const RowFormat& format) {
-    verb();
-    rows_.quantise(to, from, format);
+    send_row(1, [to](int) { return to; }, from, format, {});
     return {};
-  }
-  /// Earlier copies out of the staging row have been read when their instructions were issued: all are
-  /// synchronous here, so only the lanes have to agree.
-  __device__ std::byte* staging(const RowFormat&) {
-    __syncwarp();
-    return staging_;
   }
   __device__ void complete(Ticket) { __syncwarp(); }
   __device__ void complete_all() { __syncwarp(); }
   __device__ void add_words(std::byte* to, const std::byte* from, std::size_t bytes) {
     verb();
-    for (std::size_t i = static_cast<std::size_t>(lane_); i < bytes / 4; i += lanes_of_warp) {
+    for (std::size_t i = static_cast<std::size_t>(lane()); i < bytes / 4; i += lanes_of_warp) {
       reinterpret_cast<std::uint32_t*>(to)[i] += reinterpret_cast<const std::uint32_t*>(from)[i];
     }
     __syncwarp();
   }
+  template <class To, class T>
+  __device__ void send_values(int n, To to, const T* values, int count) {
+    verb();
+    for (int i = lane(); i < n * count; i += lanes_of_warp) {
+      T* place = to(i / count);
+      if (place != nullptr) place[i % count] = values[i % count];
+    }
+  }
+  template <class To, class Value>
+  __device__ void write_each(int n, To to, Value value) {
+    verb();
+    for (int i = lane(); i < n; i += lanes_of_warp) {
+      auto* place = to(i);
+      if (place != nullptr) *place = value(i);
+    }
+  }
+  /// Four a lane are on their way together.
+  template <class From, class T, class Take>
+  __device__ void read_each(int n, From from, T absent, Take take) {
+    constexpr int ahead = 4;
+    verb();
+    const int stride = count() * lanes_of_warp;
+    for (int base = index() * lanes_of_warp + lane(); base < n; base += ahead * stride) {
+      T values[ahead];
+#pragma unroll
+      for (int j = 0; j < ahead; ++j) {
+        values[j] = absent;
+        if (base + j * stride >= n) continue;
+        const T* place = from(base + j * stride);
+        if (place != nullptr) values[j] = *place;
+      }
+#pragma unroll
+      for (int j = 0; j < ahead; ++j) {
+        if (base + j * stride < n) take(base + j * stride, values[j]);
+      }
+    }
+  }
+  template <class Terms>
+  __device__ void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last,
+                              const RowPart& part = {}) {
+    verb();
+    __syncwarp();
+    constexpr int piece = RowSender::pass_values;
+    const int pieces = (format.row.hidden + piece - 1) / piece;
+    const int end = pieces * (part.index + 1) / part.count * piece;
+    rows_.sum(out, n, terms, format, last, pieces * part.index / part.count * piece, min(end, format.row.hidden));
+  }
+  template <class CountOf, class Visit>
+  __device__ int deal(int regions, int group, int parts, CountOf count_of, Visit visit) {
+    return deal_over(index(), count(), regions, group, parts, count_of, visit);
+  }
+  /// Pieces are 512 values at least.
+  __device__ int row_parts(int rows, int hidden) const {
+    int parts = 1;
+    while (rows * parts * 2 <= count() && RowSender::pass_values * (parts * 2) <= hidden) parts *= 2;
+    return parts;
+  }
 
-  /// All lanes' writes, and through earlier barriers those of the team, are seen before the word.
+  // --- Memory of the squad ---
+
+  /// n values that the squad shares until the launch ends; null if there is no room. All warps of the squad make the same calls.
+  __device__ std::int32_t* squad_array(int n) {
+    const std::size_t bytes = align_up(static_cast<std::size_t>(n) * sizeof(std::int32_t), 16);
+    if (bytes > static_cast<std::size_t>(shared_end_ - shared_)) return nullptr;
+    auto* array = reinterpret_cast<std::int32_t*>(shared_);
+    shared_ += bytes;
+    return array;
+  }
+  template <class From, class Convert>
+  __device__ const std::int32_t* squad_copy(int n, From from, Convert convert) {
+    std::int32_t* copy = squad_array(n);
+    if (copy == nullptr) return nullptr;
+    verb();
+    constexpr int ahead = 4;
+    const int stride = static_cast<int>(blockDim.x);
+    for (int base = static_cast<int>(threadIdx.x); base < n; base += ahead * stride) {
+      std::int32_t values[ahead];
+#pragma unroll
+      for (int j = 0; j < ahead; ++j) {
+        if (base + j * stride < n) values[j] = *from(base + j * stride);
+      }
+#pragma unroll
+      for (int j = 0; j < ahead; ++j) {
+        if (base + j * stride < n) copy[base + j * stride] = convert(values[j]);
+      }
+    }
+    __syncthreads();
+    return copy;
+  }
+
+  // --- Words ---
+
+  /// All lanes' writes, and through earlier barriers those of the team, are seen before the word: the release of one
+  /// lane covers what the barriers ordered before it.
   __device__ void publish(Word* word, std::uint32_t value) {
     verb();
     __syncwarp();
-    if (lane_ == 0) {
-      __threadfence_system();
-      ptx::store_release_system(word, pack_word(epoch_, value));
+    if (lane() == 0) ptx::store_release_system(word, pack_word(epoch_, value));
+    __syncwarp();
+  }
+  template <class WordOf, class Value>
+  __device__ void publish_each(int n, WordOf word, Value value) {
+    verb();
+    __syncwarp();
+    for (int i = lane(); i < n; i += lanes_of_warp) {
+      Word* place = word(i);
+      if (place != nullptr) ptx::store_release_system(place, pack_word(epoch_, value(i)));
     }
     __syncwarp();
   }
@@ -119,7 +229,7 @@ class DeviceWorker {
     verb();
     Word seen = 0;
     bool arrived = false;
-    if (lane_ == 0) {
+    if (lane() == 0) {
       arrived = spin(word, name, pack_word(epoch_, least), [&](Word found) {
         seen = found;
         return word_tag(found) == epoch_ && word_value(found) >= least;
@@ -129,10 +239,32 @@ class DeviceWorker {
     __syncwarp();  // what lane 0 acquired, all lanes may read
     return __shfl_sync(all_lanes, static_cast<int>(arrived), 0) != 0;
   }
+  /// Every squad looks for itself, a word a thread.
+  template <class WordOf, class NameOf>
+  __device__ bool acquire_each(int n, WordOf word, NameOf name, std::int32_t* values, const std::int32_t** seen) {
+    verb();
+    std::int32_t* mine = values == nullptr ? nullptr : squad_array(n);
+    if (mine == nullptr) mine = values;  // too many for the squad's memory: all squads write the same
+    bool fine = true;
+    for (int i = static_cast<int>(threadIdx.x); i < n && fine; i += static_cast<int>(blockDim.x)) {
+      const Word* place = word(i);
+      Word found = 0;
+      if (place != nullptr) {
+        fine = spin(place, name(i), pack_word(epoch_, 0), [&](Word now) {
+          found = now;
+          return word_tag(now) == epoch_;
+        });
+      }
+      if (mine != nullptr) mine[i] = static_cast<std::int32_t>(word_value(found));
+      if (values != nullptr && first_squad()) values[i] = static_cast<std::int32_t>(word_value(found));
+    }
+    if (seen != nullptr) *seen = mine;
+    return __syncthreads_and(static_cast<int>(fine)) != 0;
+  }
   __device__ bool peek(const Word* word, std::uint32_t& value) {
     verb();
     Word seen = 0;
-    if (lane_ == 0) seen = ptx::load_acquire_system(word);
+    if (lane() == 0) seen = ptx::load_acquire_system(word);
     seen = __shfl_sync(all_lanes, seen, 0);
     __syncwarp();  // what lane 0 acquired, all lanes may read
     value = word_value(seen);
@@ -141,10 +273,10 @@ class DeviceWorker {
   __device__ Patience look() { return {__shfl_sync(all_lanes, ptx::nanoseconds(), 0)}; }
   __device__ bool rest(Patience& patience, const WordName& name, Word expected, Word seen) {
     int go_on = 1;
-    if (lane_ == 0) {
+    if (lane() == 0) {
       if (aborted()) {
         go_on = 0;
-      } else if (ptx::nanoseconds() - patience.since > team_.settings->deadline_nanoseconds) {
+      } else if (ptx::nanoseconds() - patience.since > deadline()) {
         fail(name, expected, seen);
         go_on = 0;
       }
@@ -152,124 +284,57 @@ class DeviceWorker {
     return __shfl_sync(all_lanes, go_on, 0) != 0;
   }
 
+  // --- Meeting ---
+
+  __device__ bool squad_barrier() {
+    verb();
+    __syncthreads();
+    return true;
+  }
   /// All warps of the rank; those that have left do not hold it up. Few CTAs are one CTA or one cluster and meet
   /// in hardware, without memory; the abort word is then seen by the next verb that waits. Many CTAs count
   /// their arrivals, and the abort word ends the wait.
   __device__ bool team_barrier() {
     verb();
-    if (gridDim.x == 1) {
+    if (one_squad()) {
       __syncthreads();
       return true;
     }
-    if (ptx::cluster_ctas() == gridDim.x) {
+    if (one_cluster()) {
       ptx::cluster_barrier_release_acquire();
       return true;
     }
     __syncthreads();
+    bool fine = true;
     if (threadIdx.x == 0) {
-      Word* arrivals = team_.team_counters + blockIdx.y;
+      Word* arrivals = &counters()->met;
       const Word before = ptx::add_acquire_release_gpu(arrivals, 1);
       const Word ctas = gridDim.x;
       const Word target = (before / ctas + 1) * ctas;
-      const WordName name{WordKind::team, heap_.rank, -1};
-      *verdict_ = spin(arrivals, name, target, [&](Word seen) { return seen >= target; }) ? 1 : 0;
+      fine = spin(arrivals, {WordKind::team, heap_.rank, -1}, target, [&](Word seen) { return seen >= target; });
+    }
+    return __syncthreads_and(static_cast<int>(fine)) != 0;
+  }
+  __device__ bool last_of_team() {
+    verb();
+    if (one_cluster()) {
+      ptx::cluster_barrier_release_acquire();
+      return index() == 0;
     }
     __syncthreads();
-    return *static_cast<volatile int*>(verdict_) != 0;
-  }
-
-  template <class Wanted, class Found>
-  __device__ int enumerate(int n, Wanted wanted, Found found) {
-    constexpr int ahead = 8;  // looks at this many indices a lane before it numbers them
-    verb();
-    int number = 0;
-    for (int base = 0; base < n; base += ahead * lanes_of_warp) {
-      bool mine[ahead];
-#pragma unroll
-      for (int j = 0; j < ahead; ++j) {
-        const int i = base + j * lanes_of_warp + lane_;
-        mine[j] = i < n && wanted(i);
-      }
-#pragma unroll
-      for (int j = 0; j < ahead; ++j) {
-        const unsigned matches = __ballot_sync(all_lanes, mine[j]);
-        if (mine[j]) found(base + j * lanes_of_warp + lane_, number + __popc(matches & ((1u << lane_) - 1u)));
-        number += __popc(matches);
-      }
+    if (squad_index() != 0) return false;
+    if (one_squad()) return true;
+    int last = 0;
+    if (lane() == 0) {
+      const std::uint32_t most = gridDim.x - 1;
+      last = ptx::increment_wrapping_acquire_release_gpu(&counters()->done, most) == most ? 1 : 0;
     }
     __syncwarp();
-    return number;
+    return __shfl_sync(all_lanes, last, 0) != 0;
   }
-  /// Few items are numbered faster by one worker a class than by chunks, which cost two barriers.
-  __device__ int chunk(int preferred, int n) const { return n <= 8 * preferred ? (n > 0 ? n : 1) : preferred; }
-  __device__ int prefix_sums(int n, std::int32_t* values, int stride) {
-    int sum = 0;
-    for (int base = 0; base < n; base += lanes_of_warp) {
-      const int i = base + lane_;
-      const int own = i < n ? values[i * stride] : 0;
-      int inclusive = own;
-#pragma unroll
-      for (int distance = 1; distance < lanes_of_warp; distance *= 2) {
-        const int other = __shfl_up_sync(all_lanes, inclusive, static_cast<unsigned>(distance));
-        if (lane_ >= distance) inclusive += other;
-      }
-      if (i < n) values[i * stride] = sum + inclusive - own;
-      sum += __shfl_sync(all_lanes, inclusive, lanes_of_warp - 1);
-    }
-    __syncwarp();
-    return sum;
-  }
-  template <class CountOf, class Visit>
-  __device__ int deal(int regions, int group, CountOf count_of, Visit visit) {
-    int row = 0;
-    int next = index_;
-    int before = 0;
-    for (int base = 0; base < regions; base += lanes_of_warp) {
-      const int mine = base + lane_ < regions ? count_of(base + lane_) : 0;
-      for (int region = base; region < regions && region < base + lanes_of_warp; ++region) {
-        if (region % group == 0) before = 0;
-        const int rows = __shfl_sync(all_lanes, mine, region - base);
-        for (; next < row + rows; next += count_) visit(region, next - row, before);
-        row += rows;
-        before += rows;
-      }
-    }
-    return before;
-  }
-  /// f(i) for i < n, each by one lane.
-  template <class F>
-  __device__ void lanes(int n, F f) {
-    for (int i = lane_; i < n; i += lanes_of_warp) f(i);
-    __syncwarp();
-  }
-  /// f() by one lane, seen by all.
-  template <class F>
-  __device__ void once(F f) {
-    __syncwarp();
-    if (lane_ == 0) f();
-    __syncwarp();
-  }
-
-  /// How many workers share the sum of a row, so that all of them have work when rows are few.
-  __device__ int row_parts(int rows, int hidden) const {
-    int parts = 1;
-    while (rows * parts * 2 <= count_ && hidden / (parts * 2) >= 8 * lanes_of_warp) parts *= 2;
-    return parts;
-  }
-  template <class Terms>
-  __device__ void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last, int part = 0,
-                              int parts = 1) {
+  __device__ void raise_epoch() {
     verb();
-    __syncwarp();
-    // Parts are multiples of eight values; the last one takes what is left.
-    const int share = format.row.hidden / parts / 8 * 8;
-    const int begin = part * share;
-    const int end = part + 1 == parts ? format.row.hidden : begin + share;
-    rows_.sum(out, n, terms, format, last, begin, end);
-  }
-  __device__ void finish_epoch() {
-    verb();
-    if (lane_ == 0) ptx::store_relaxed_system(&header()->epoch, epoch_);
+    if (lane() == 0) ptx::store_relaxed_system(&header()->epoch, epoch_);
   }
 
   /// Gives up: this rank's record, for the host as well, then the abort word of every rank. One lane.
@@ -291,11 +356,17 @@ class DeviceWorker {
 
  private:
   __device__ HeapHeader* header() const { return heap_.template mine<HeapHeader>(0); }
+  __device__ TeamCounters* counters() const { return team_.counters + blockIdx.y; }
+  __device__ static bool one_squad() { return gridDim.x == 1; }
+  __device__ static bool one_cluster() { return gridDim.x > 1 && ptx::cluster_ctas() == gridDim.x; }
+  __device__ std::uint64_t deadline() const {
+    return *static_cast<const volatile std::uint64_t*>(&team_.settings->deadline_nanoseconds);
+  }
 
   /// Tests inject delays here.
   __device__ void verb() {
     if (longest_delay_ == 0) return;
-    delays_ = delays_ * 1664525u + 1013904223u + team_.settings->delay_seed + static_cast<std::uint32_t>(index_) * 2654435761u;
+    delays_ = delays_ * 1664525u + 1013904223u + team_.settings->delay_seed + static_cast<std::uint32_t>(index()) * 2654435761u;
     if ((delays_ >> 28) == 0) __nanosleep((delays_ >> 4) % longest_delay_);
     __syncwarp();
   }
@@ -310,7 +381,7 @@ class DeviceWorker {
       if (arrived(seen)) return true;
       if (look % 64 != 0) continue;
       if (aborted()) return false;
-      if (ptx::nanoseconds() - since > *static_cast<volatile std::uint64_t*>(&team_.settings->deadline_nanoseconds)) {
+      if (ptx::nanoseconds() - since > deadline()) {
         fail(name, expected, seen);
         return false;
       }
@@ -319,17 +390,15 @@ class DeviceWorker {
 
   const DeviceTeam& team_;
   HeapView heap_;
-  int* verdict_;
-  int lane_;
   WarpRows rows_;
-  int index_ = 0;
-  int count_ = 1;
+  RowSender sender_;
+  std::byte* shared_;
+  std::byte* shared_end_;
   std::uint32_t epoch_ = 0;
   std::uint32_t delays_ = 0;
   std::uint32_t longest_delay_ = 0;
   bool all_live_ = true;
   bool aborted_at_start_ = false;
-  std::byte* staging_ = nullptr;
 };
 
 }  // namespace heddle

@@ -5,13 +5,17 @@
 
 namespace heddle {
 
-HostWorker::HostWorker(const HostTeam& team, int index) : team_(team), index_(index) { start(); }
+HostWorker::HostWorker(const HostTeam& team, int index) : team_(team), index_(index) { start(NewCall::yes); }
 
-void start_team(const HeapView& heap) { std::atomic_ref<Word>(heap.mine<HeapHeader>(0)->team).store(0); }
+void start_team(const HeapView& heap) {
+  auto* header = heap.mine<HeapHeader>(0);
+  std::atomic_ref<Word>(header->team).store(0);
+  std::atomic_ref<std::uint32_t>(header->arrivals).store(0);
+}
 
-void HostWorker::start() {
-  const Word finished = std::atomic_ref<Word>(team_.heap.mine<HeapHeader>(0)->epoch).load(std::memory_order_relaxed);
-  epoch_ = static_cast<std::uint32_t>(finished) + 1;
+void HostWorker::start(NewCall new_call) {
+  const Word begun = std::atomic_ref<Word>(team_.heap.mine<HeapHeader>(0)->epoch).load(std::memory_order_relaxed);
+  epoch_ = static_cast<std::uint32_t>(begun) + (new_call == NewCall::yes ? 1 : 0);
 }
 
 bool HostWorker::aborted() const {
@@ -142,7 +146,13 @@ bool HostWorker::team_barrier() {
   return wait(&header->team, name, target, 2 * team_.deadline, [target](Word seen) { return seen >= target; });
 }
 
-void HostWorker::finish_epoch() {
+bool HostWorker::last_of_team() {
+  verb();
+  const std::atomic_ref<std::uint32_t> arrivals(team_.heap.mine<HeapHeader>(0)->arrivals);
+  return (arrivals.fetch_add(1, std::memory_order_acq_rel) + 1) % static_cast<std::uint32_t>(team_.count) == 0;
+}
+
+void HostWorker::raise_epoch() {
   verb();
   std::atomic_ref<Word>(team_.heap.mine<HeapHeader>(0)->epoch).store(epoch_, std::memory_order_relaxed);
 }

@@ -46,19 +46,19 @@ class HostWorker : public OneLane<HostWorker> {
   const HeapView& heap() const { return team_.heap; }
   std::uint32_t epoch() const { return epoch_; }
   bool live(int rank) const { return team_.live == nullptr || (*team_.live)[static_cast<std::size_t>(rank)]; }
-  /// Begins a half: takes this rank's epoch anew.
-  void start();
+  /// Begins a half: takes this rank's epoch anew. The sending half of dispatch begins a new call.
+  void start(NewCall new_call);
 
   bool begin();
   template <class T>
   T read(const T* address) {
-    static_assert(sizeof(T) == 4);
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8);
     verb();
     return *address;
   }
   template <class T>
   void write(T* address, T value) {
-    static_assert(sizeof(T) == 4);
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8);
     verb();
     *address = value;
   }
@@ -78,17 +78,8 @@ class HostWorker : public OneLane<HostWorker> {
   Patience look();
   bool rest(Patience& patience, const WordName& name, Word expected, Word seen);
   bool team_barrier();
-  template <class Wanted, class Found>
-  int enumerate(int n, Wanted wanted, Found found) {
-    verb();
-    int number = 0;
-    for (int i = 0; i < n; ++i) {
-      if (wanted(i)) found(i, number++);
-    }
-    return number;
-  }
   template <class Terms>
-  void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last, int = 0, int = 1) {
+  void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last, const RowPart& = {}) {
     verb();
     start_sum(format.row.hidden);
     for (int i = 0; i < n; ++i) {
@@ -97,7 +88,9 @@ class HostWorker : public OneLane<HostWorker> {
     }
     finish_sum(out, format.row.hidden, last);
   }
-  void finish_epoch();
+  bool squad_barrier() { return team_barrier(); }
+  bool last_of_team();
+  void raise_epoch();
 
  private:
   void verb() const {

@@ -1,5 +1,5 @@
-// Memory operations of the device whose names state order and scope. Everything that another rank can
-// see goes through these.
+// Memory operations of the device whose names state order and scope: everything that another rank can see goes
+// through these. And the few other instructions that the language has no name for.
 #pragma once
 
 #include <cstdint>
@@ -41,6 +41,12 @@ __device__ inline std::uint64_t compare_exchange_system(std::uint64_t* address, 
                : "memory");
   return old;
 }
+/// Adds one, from `most` on back to 0; returns what was there.
+__device__ inline std::uint32_t increment_wrapping_acquire_release_gpu(std::uint32_t* address, std::uint32_t most) {
+  std::uint32_t old;
+  asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(most) : "memory");
+  return old;
+}
 /// CTAs of this cluster.
 __device__ inline std::uint32_t cluster_ctas() {
   std::uint32_t value;
@@ -50,6 +56,12 @@ __device__ inline std::uint32_t cluster_ctas() {
 /// All threads of the cluster that have not left meet; what they wrote before, all see after.
 __device__ inline void cluster_barrier_release_acquire() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+/// Nearest e4m3 codes, `low` in bits 0-7, `high` in bits 8-15: the codes of to_e4m3.
+__device__ inline std::uint32_t to_e4m3_pair(float low, float high) {
+  std::uint16_t codes;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+  return codes;
 }
 /// Nanoseconds of a clock that all SMs share.
 __device__ inline std::uint64_t nanoseconds() {

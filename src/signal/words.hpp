@@ -59,8 +59,9 @@ struct FaultRecord {
 /// ranks and experts, never on the cap.
 struct alignas(128) HeapHeader {
   Word abort = 0;              ///< 0, or 1 + the rank whose fault record tells why
-  Word epoch = 0;              ///< of this rank's last finished call
-  Word team = 0;               ///< arrivals at the barrier of this rank's workers
+  Word epoch = 0;              ///< of the call that this rank announced last (its dispatch)
+  Word team = 0;               ///< host: arrivals at the barrier of this rank's workers
+  std::uint32_t arrivals = 0;  ///< host: workers of this rank that have done their part of a sending half
   std::uint32_t doorbell = 0;  ///< host: rung whenever a word in this part changes
   std::uint32_t sleepers = 0;  ///< host: workers waiting at the doorbell
   FaultRecord fault;

@@ -42,6 +42,15 @@ struct SumFormat {
   bool weighted = false;
 };
 
+/// Does a half begin a new call? The others belong to the call whose dispatch was announced last.
+enum class NewCall : bool { no, yes };
+
+/// A share of a row for one of several workers: pieces are a multiple of 512 values.
+struct RowPart {
+  int index = 0;
+  int count = 1;
+};
+
 /// What a sum ends with, before its only rounding: a bf16 row times a factor, or nothing.
 struct LastTerm {
   const bf16* row = nullptr;
@@ -50,11 +59,14 @@ struct LastTerm {
 
 // Verbs (W is a Worker, `word` and rows lie in the heap or in this rank's ordinary memory):
 //   w.index(), w.count()       which of this rank's workers this is
+//   w.squad_index(), w.squad_count()  which of its squad: workers that meet cheaply and share fast memory (a CTA; on
+//                              the host all workers of the rank are one squad)
+//   w.first_squad()            is this the squad that leaves behind what later halves need?
 //   w.heap()                   the HeapView
 //   w.epoch()                  the tag of this call's words
 //   w.live(rank)               false for a masked (dead) rank
 //   w.begin()                  first verb of every half: false if the abort word stands
-//   w.read(p), w.write(p, v)   one plain 4-byte value in the heap, ordered only by publish and acquire
+//   w.read(p), w.write(p, v)   one plain value of 4 or 8 bytes in the heap, ordered only by publish and acquire
 //   w.copy_row(to, from, fmt)  a wire row; w.copy_bytes(to, from, n): anything else, n a multiple
 //                              of 4; its source is read at the call, a row's until complete()
 //   w.quantise_row(to, from, fmt)  a bf16 row to its wire format
@@ -70,16 +82,21 @@ struct LastTerm {
 //                              rank's part changes; false when the deadline since look() has passed.
 //                              expected, seen: words as they are, epoch included, for the error
 //   w.team_barrier()           all workers of this rank; orders their writes
+//   w.squad_barrier()          all workers of this squad; orders their writes
+//   w.last_of_team()           true for one worker, when all of the rank have made this call; it sees what they wrote before.
+//                              The others go on. Between two of these calls every worker waits for what came of the first
+//   w.raise_epoch()            by the last of the team, when it announces a dispatch: this rank has begun the call, and the
+//                              halves that follow belong to it
 //   w.lanes(n, f)              f(i) for i < n, each by one lane; w.once(f): f() by one lane; both seen by all lanes after
-//   w.deal(regions, group, count_of, visit)  rows [0, count_of(region)) of all regions, dealt evenly over the workers:
-//                              visit(region, slot, before), before: rows of earlier regions of the same group of regions;
-//                              returns the rows of the last group
-//   w.chunk(preferred, n)      how many of n items one worker numbers: all on the host, `preferred` of many on a GPU
+//   w.deal(regions, group, parts, count_of, visit)  rows [0, count_of(region)) of all regions, each in `parts` parts, dealt
+//                              evenly over the workers: visit(region, slot, before, part), before: rows of earlier regions
+//                              of the same group of regions; returns the rows of the last group
+//   w.chunk(preferred, n)      how many of n items one worker numbers: all on the host, `preferred` on a GPU
 //   w.prefix_sums(n, values, stride)  values[i * stride] becomes the sum of the earlier ones; returns the sum of all
-//   w.enumerate(n, wanted, found)  numbers the indices i < n with wanted(i): found(i, number); returns how many
-//   w.row_parts(rows, hidden)  into how many parts sums of rows are divided, so that all workers have some
-//   w.reduce_rows(out, n, terms, format, last, part, parts)  out = bf16(sum over i < n of terms(i), then last.factor * last.row)
-//   w.finish_epoch()           last verb of a round trip, by worker 0 after a team_barrier
+//   w.sum_values(n, values)    their sum
+//   w.row_parts(rows, hidden)  into how many parts rows are divided, so that all workers have some
+//   w.reduce_rows(out, n, terms, format, last, part)  out = bf16(sum over i < n of terms(i), then last.factor * last.row)
+// What a thread does one by one and a warp side by side is in bulk.hpp.
 template <class W>
 concept Worker = requires(W& w, Word* word, const Word* seen, std::uint32_t& value, std::byte* row, const std::byte* source,
                           const RowFormat& format, const WordName& name, std::int32_t* number, const bf16* values) {
@@ -97,12 +114,12 @@ concept Worker = requires(W& w, Word* word, const Word* seen, std::uint32_t& val
   w.complete(Ticket{});
   w.complete_all();
   w.add_words(row, source, 16);
-  { w.staging(format) } -> std::convertible_to<std::byte*>;
   w.publish(word, 1u);
   { w.acquire(seen, name, value) } -> std::convertible_to<bool>;
   { w.peek(seen, value) } -> std::convertible_to<bool>;
   { w.team_barrier() } -> std::convertible_to<bool>;
-  w.finish_epoch();
+  { w.last_of_team() } -> std::convertible_to<bool>;
+  w.raise_epoch();
 };
 
 }  // namespace heddle

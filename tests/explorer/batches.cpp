@@ -100,7 +100,10 @@ std::vector<int> Batches::tokens_to(int call, int source, int rank) const {
   std::vector<int> tokens;
   const SendInput sent = input(call, source);
   for (int token = 0; token < sent.tokens; ++token) {
-    if (goes_to(sent, placement(), token, rank)) tokens.push_back(token);
+    bool goes = false;
+    for (int choice = 0; choice < sent.topk; ++choice)
+      goes = goes || placement().rank_of_choice(sent.ids[token * sent.topk + choice]) == rank;
+    if (goes) tokens.push_back(token);
   }
   return tokens;
 }

@@ -36,7 +36,9 @@ class Batches {
   ExchangeShape shape() const;
   RowFormat wire() const { return {problem_.wire, problem_.hidden, {}, 1.0f}; }
   RowFormat returned() const { return {Wire::bf16, problem_.hidden, {}, 1.0f}; }
-  PlacementView placement() const { return {rank_of_.data(), local_index_.data(), experts_on_.data()}; }
+  PlacementView placement() const {
+    return {rank_of_.data(), local_index_.data(), experts_on_.data(), static_cast<int>(rank_of_.size())};
+  }
   int local_experts(int rank) const { return experts_on_[static_cast<std::size_t>(rank)]; }
   int first_expert(int rank) const;
   SendInput input(int call, int rank) const;

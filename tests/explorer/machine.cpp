@@ -187,6 +187,17 @@ const std::vector<int>& Machine::before_barrier(int worker) const {
   return team(worker).steps_passed[workers_[index_of(worker)].verb.generation % 2];
 }
 
+bool Machine::arrive_last(int worker) {
+  Team& t = team(worker);
+  t.known_to_last.join(memory_.clock(worker));
+  memory_.advance(worker);
+  if (++t.done < team_size()) return false;
+  memory_.clock(worker).join(t.known_to_last);
+  t.done = 0;
+  t.known_to_last = {};
+  return true;
+}
+
 void Machine::pass(int worker) { memory_.clock(worker).join(team(worker).passed[workers_[index_of(worker)].verb.generation % 2]); }
 
 }  // namespace heddle::explorer

@@ -100,6 +100,8 @@ class Machine {
   int choose(int alternatives);
   void arrive(int worker);
   void pass(int worker);
+  /// Is this worker the last of its team? It then knows what all did before.
+  bool arrive_last(int worker);
   [[noreturn]] void violate(const std::string& what);
   std::string describe(std::size_t heap_offset) const;
   std::string worker_name(int worker) const;
@@ -120,6 +122,8 @@ class Machine {
     Clock passed[2];
     std::vector<int> steps_gathering;
     std::vector<int> steps_passed[2];
+    int done = 0;  ///< workers that arrived without waiting
+    Clock known_to_last;
   };
   void start_workers();
   bool enabled(int worker) const;

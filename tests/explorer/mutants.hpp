@@ -44,8 +44,7 @@ class EarlyReset : public ExplorerWorker {
     waited_for_.push_back(const_cast<Word*>(word));
     return ExplorerWorker::acquire(word, name, value);
   }
-  void finish_epoch() {
-    ExplorerWorker::finish_epoch();
+  void end_call() {
     for (Word* word : waited_for_) store_word(word, 0, true);
     waited_for_.clear();
   }
@@ -89,10 +88,7 @@ class ReusedSlot : public ExplorerWorker {
     std::erase_if(late_, [this](const Late& wait) { return wait.epoch != epoch(); });
     ExplorerWorker::publish(word, value);
   }
-  void finish_epoch() {
-    sent_to_ = 0;
-    ExplorerWorker::finish_epoch();
-  }
+  void end_call() { sent_to_ = 0; }
 
  private:
   struct Late {
@@ -142,6 +138,7 @@ class NoTeamBarrier : public ExplorerWorker {
  public:
   using ExplorerWorker::ExplorerWorker;
   bool team_barrier() { return true; }
+  bool last_of_team() { return index() == 0; }
 };
 
 }  // namespace heddle::explorer

@@ -40,6 +40,8 @@ const char* verb_text(VerbKind kind) {
       return "rest";
     case VerbKind::barrier:
       return "team_barrier";
+    case VerbKind::arrive:
+      return "last_of_team";
   }
   return "?";
 }

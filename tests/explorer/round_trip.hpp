@@ -73,7 +73,7 @@ class RoundTrips : public Scenario {
       must(w, w.team_barrier());
       if (index == 0) {
         expect_bytes(w, batches_.outputs(call, rank), out.data(), "the output");
-        w.finish_epoch();
+        w.end_call();
       }
       w.end_launch();
     }

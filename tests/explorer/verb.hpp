@@ -10,10 +10,11 @@
 
 namespace heddle::explorer {
 
-enum class VerbKind : std::uint8_t { local, read, write, copy, reduce, add, publish, wait, peek, look, rest, barrier };
+enum class VerbKind : std::uint8_t { local, read, write, copy, reduce, add, publish, wait, peek, look, rest, barrier, arrive };
 
 struct Access {
-  enum class To : std::uint8_t { plain, word, bell };  ///< bell: [part, part + 1), rung by every word store into a part
+  /// bell: [part, part + 1), rung by every word store into a part; team: [rank, rank + 1), counts its workers.
+  enum class To : std::uint8_t { plain, word, bell, team };
   Range range;
   To to = To::plain;
   bool writes = false;

@@ -83,6 +83,14 @@ bool ExplorerWorker::rest(Patience& patience, const WordName& name, Word, Word) 
   return true;
 }
 
+bool ExplorerWorker::last_of_team() {
+  if (count() == 1) return true;
+  const auto rank = static_cast<std::size_t>(heap_.rank);
+  machine_.prepare(id_, VerbKind::arrive).accesses.push_back({{rank, rank + 1}, Access::To::team, true});
+  machine_.step(id_);
+  return machine_.arrive_last(id_);
+}
+
 bool ExplorerWorker::team_barrier() {
   if (count() == 1) return true;
   machine_.prepare(id_, VerbKind::barrier);

@@ -234,7 +234,7 @@ void ExplorerWorker::sum_terms(bf16* out, const SumFormat& format, const LastTer
   write_plain(out, reinterpret_cast<const std::byte*>(result.data()), hidden * sizeof(bf16));
 }
 
-void ExplorerWorker::finish_epoch() {
+void ExplorerWorker::raise_epoch() {
   const Word epoch = epoch_;
   store(&heap_.mine<HeapHeader>(0)->epoch, &epoch, sizeof epoch);
 }

@@ -31,14 +31,14 @@ class ExplorerWorker : public OneLane<ExplorerWorker> {
   bool begin();
   template <class T>
   T read(const T* address) {
-    static_assert(sizeof(T) == 4);
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8);
     T value;
     load(address, &value, sizeof value);
     return value;
   }
   template <class T>
   void write(T* address, T value) {
-    static_assert(sizeof(T) == 4);
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8);
     store(address, &value, sizeof value);
   }
   Ticket copy_row(std::byte* to, const std::byte* from, const RowFormat& format);
@@ -58,26 +58,21 @@ class ExplorerWorker : public OneLane<ExplorerWorker> {
   Patience look();
   bool rest(Patience& patience, const WordName& name, Word expected, Word seen);
   bool team_barrier();
-  template <class Wanted, class Found>
-  int enumerate(int n, Wanted wanted, Found found) {
-    local_verb();
-    int number = 0;
-    for (int i = 0; i < n; ++i) {
-      if (wanted(i)) found(i, number++);
-    }
-    return number;
-  }
+  bool squad_barrier() { return team_barrier(); }
+  bool last_of_team();
   template <class Terms>
-  void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last, int = 0, int = 1) {
+  void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last, const RowPart& = {}) {
     terms_.clear();
     for (int i = 0; i < n; ++i) terms_.push_back(terms(i));
     sum_terms(out, format, last);
   }
-  void finish_epoch();
+  void raise_epoch();
 
   // Not verbs of a protocol: what scenarios need around it.
   /// Takes the rank's epoch anew: a new call begins.
   void start();
+  /// The end of a call.
+  void end_call() {}
   /// The end of a launch: all copies are done and the rank's workers meet.
   void end_launch();
   Machine& machine() { return machine_; }

@@ -19,10 +19,8 @@ struct ElasticCall : DeviceCall {
 
 __device__ ElasticScratch scratch_of(const ElasticCall& call) {
   ElasticScratch scratch = call.scratch;
-  scratch.slots = of_this_rank(scratch.slots, call);
   scratch.sent = of_this_rank(scratch.sent, call);
   scratch.arrived = of_this_rank(scratch.arrived, call);
-  scratch.before = of_this_rank(scratch.before, call);
   scratch.home_tokens = of_this_rank(scratch.home_tokens, call);
   scratch.routing.local_ids = of_this_rank(scratch.routing.local_ids, call);
   scratch.routing.weights = of_this_rank(scratch.routing.weights, call);
@@ -37,62 +35,47 @@ __device__ ExpertLayout experts_of(const ElasticCall& call, int rank) {
   to.places = of_this_rank(call.places, call);
   to.row_weights = of_this_rank(to.row_weights, call);
   to.rows = of_this_rank(to.rows, call);
+  to.numbers = of_this_rank(to.numbers, call);
   to.before = of_this_rank(to.before, call);
   return to;
 }
 
-__device__ int arrived_rows(const std::int32_t* arrived, int ranks) {
-  int n = 0;
-  for (int s = 0; s < ranks; ++s) n += arrived[s];
-  return n;
-}
-
 __global__ void __launch_bounds__(threads_a_cta) elastic_dispatch(const __grid_constant__ ElasticCall call) {
-  HEDDLE_DEVICE_WORKER(w, call);
+  HEDDLE_DEVICE_WORKER(w, call, call.send ? NewCall::yes : NewCall::no);
   const ElasticScratch scratch = scratch_of(call);
   if (call.send) {
     const SendInput input = send_input(call);
     if (!check_input(w, call, input) || !elastic_send(w, call.layout, input, call.placement, scratch)) return;
   }
-  if (!call.receive || !elastic_receive(w, call.layout, scratch)) return;
-  const int n = arrived_rows(scratch.arrived, w.heap().ranks);
-  if (!elastic_list(w, call.layout, call.by_expert ? n : call.room, call.placement, scratch)) return;
+  if (!call.receive) return;
+  const std::int32_t* arrived = elastic_receive(w, call.layout, scratch);
+  if (arrived == nullptr) return;
+  const int n = w.sum_values(w.heap().ranks, arrived);
+  if (!elastic_list(w, call.layout, arrived, n, call.by_expert ? n : call.room, call.placement, scratch)) return;
   if (call.by_expert) {
-    elastic_expand(w, call.layout, scratch, experts_of(call, w.heap().rank));
+    elastic_expand(w, call.layout, arrived, n, call.placement, scratch, experts_of(call, w.heap().rank));
   } else {
-    elastic_copy_out(w, call.layout, scratch, of_this_rank(call.rows, call));
+    elastic_copy_out(w, call.layout, arrived, n, of_this_rank(call.rows, call));
   }
 }
 
 __global__ void __launch_bounds__(threads_a_cta) elastic_combine(const __grid_constant__ ElasticCall call) {
-  HEDDLE_DEVICE_WORKER(w, call);
+  HEDDLE_DEVICE_WORKER(w, call, NewCall::no);
   const ElasticScratch scratch = scratch_of(call);
   const DeviceRank& rank = call.ranks[blockIdx.y];
   if (call.send) {
-    const int n = arrived_rows(scratch.arrived, w.heap().ranks);
-    std::int32_t* places = of_this_rank(call.places, call);
-    const bf16* sums = rank.results;
-    if (!call.by_expert) {
-      // Arrival order: the routed runner's slot of a pair is the pair's own number.
-      for (int i = w.index(); i < n; i += w.count()) {
-        w.lanes(call.topk, [&](int choice) {
-          const int pair = i * call.topk + choice;
-          places[pair] = scratch.routing.local_ids[pair] < 0 ? -1 : pair;
-        });
-      }
-      if (!w.team_barrier()) return;
-    } else if (call.layout.reduce == Reduce::rank) {
-      bf16* sums_here = of_this_rank(call.sums, call);
-      if (!sum_pairs(w, n, scratch.routing, places, rank.results, call.layout.returned.hidden, call.weighted, sums_here)) return;
-      sums = sums_here;
+    ElasticResults results;
+    results.rows = rank.results;
+    results.weighted = call.weighted;
+    results.summed = !call.by_expert;
+    if (call.by_expert) {
+      results.places = of_this_rank(call.places, call);
+      results.sums = of_this_rank(call.sums, call);
     }
-    if (!elastic_return(w, call.layout, sums, rank.results, places, scratch)) return;
+    if (!elastic_return(w, call.layout, results, scratch)) return;
   }
   if (!call.receive) return;
-  if (!elastic_collect(w, call.layout, send_input(call), call.placement, scratch, call.weighted, shared_rows(call),
-                       rank.output.out))
-    return;
-  if (w.index() == 0) w.finish_epoch();
+  elastic_collect(w, call.layout, send_input(call), call.placement, scratch, call.weighted, shared_rows(call), rank.output.out);
 }
 
 class DeviceElastic final : public DeviceWay<ElasticCall> {
@@ -140,8 +123,7 @@ class DeviceElastic final : public DeviceWay<ElasticCall> {
     const auto local = static_cast<std::size_t>(std::max(1, parameters_.layout.shape.max_local_experts));
     room_ = parameters_.by_expert ? expanded_room(options_, static_cast<int>(local), arrivals) : arrivals;
     ScratchPlan plan;
-    const std::size_t slots = plan.take(static_cast<std::size_t>(options_.cap) * r * sizeof(std::int32_t));
-    const std::size_t sent = plan.take(r * sizeof(std::int32_t));
+    const NumberingPlan sent = plan_numbering(plan, static_cast<std::size_t>(options_.cap) * r, r, options_.cap, set_chunk);
     const std::size_t arrived_counts = plan.take(r * sizeof(std::int32_t));
     const std::size_t home_tokens = plan.take(arrivals * sizeof(std::int32_t));
     local_ids_ = plan.take(arrivals * k * sizeof(std::int32_t));
@@ -151,17 +133,15 @@ class DeviceElastic final : public DeviceWay<ElasticCall> {
     counts_ = plan.take(local * sizeof(std::int32_t));
     row_weights_ = plan.take(room_ * sizeof(float));
     rows_ = plan.take(room_ * parameters_.layout.wire.row_bytes());
-    const bool sums_wanted = parameters_.by_expert && options_.reduce == Reduce::rank;
+    const bool sums_wanted = parameters_.by_expert && options_.reduce == Reduce::rank && options_.combine_wire != Wire::bf16;
     const std::size_t sums = plan.take(sums_wanted ? arrivals * static_cast<std::size_t>(options_.hidden) * sizeof(bf16) : 0);
-    const std::size_t before = plan.take(chunks_of(options_.cap, rank_numbering_chunk) * r * sizeof(std::int32_t));
-    const std::size_t before_experts =
-        plan.take(chunks_of(static_cast<int>(arrivals * k), expert_numbering_chunk) * local * sizeof(std::int32_t));
+    const std::size_t numbers = plan.take(arrivals * k * sizeof(std::int32_t));
+    const std::size_t before = plan.take(chunks_of(static_cast<int>(arrivals * k), kind_chunk) * local * sizeof(std::int32_t));
     allocate_scratch(plan);
-    parameters_.scratch.before = at<std::int32_t>(before);
-    parameters_.experts_layout.before = at<std::int32_t>(before_experts);
+    parameters_.experts_layout.numbers = at<std::int32_t>(numbers);
+    parameters_.experts_layout.before = at<std::int32_t>(before);
     ElasticScratch& scratch = parameters_.scratch;
-    scratch.slots = at<std::int32_t>(slots);
-    scratch.sent = at<std::int32_t>(sent);
+    scratch.sent = at(sent);
     scratch.arrived = at<std::int32_t>(arrived_counts);
     scratch.home_tokens = at<std::int32_t>(home_tokens);
     scratch.routing = {options_.topk, at<std::int32_t>(local_ids_), at<float>(weights_)};

@@ -14,23 +14,21 @@ class ElasticExchange final : public HostExchange {
       : HostExchange(workspace, options, memory), layout_(make_layout<ElasticLayout>(options, areas_of(memory, ranks()))) {
     layout_.reduce = options.reduce;
     const auto r = static_cast<std::size_t>(ranks());
-    slots_ = Array<std::int32_t>(static_cast<std::size_t>(options.cap) * r);
-    sent_ = Array<std::int32_t>(r);
+    sent_ = HostNumbering(static_cast<std::size_t>(options.cap) * r, r);
     arrived_ = Array<std::int32_t>(r);
-    scratch_.slots = slots_.data();
-    scratch_.sent = sent_.data();
+    scratch_.sent = sent_.view();
     scratch_.arrived = arrived_.data();
     if (!options.cpu_sync) reserve(layout_.region_rows());
   }
 
   void dispatch_send(const ExchangeInput& input, const Step& step) override {
     accept(input, step);
-    run([this](HostWorker& w) { return elastic_send(w, layout_, input_, placement_, scratch_); });
-    for (int d = 0; d < ranks(); ++d) count_rows(d, scratch_.sent[d], layout_.wire.reported_bytes());
+    run([this](HostWorker& w) { return elastic_send(w, layout_, input_, placement_, scratch_); }, NewCall::yes);
+    for (int d = 0; d < ranks(); ++d) count_rows(d, scratch_.sent.totals[d], layout_.wire.reported_bytes());
   }
 
   Arrived dispatch_receive() override {
-    run([this](HostWorker& w) { return elastic_receive(w, layout_, scratch_); });
+    run([this](HostWorker& w) { return elastic_receive(w, layout_, scratch_) != nullptr; });
     received_ = 0;
     for (int s = 0; s < ranks(); ++s) received_ += scratch_.arrived[s];
     // With cpu_sync the host has the count now and makes outputs of the exact size; without it they
@@ -39,9 +37,14 @@ class ElasticExchange final : public HostExchange {
     const int room = options_.cpu_sync ? received_ : static_cast<int>(layout_.region_rows());
     const auto since = std::chrono::steady_clock::now();
     run([&](HostWorker& w) {
-      if (!elastic_list(w, layout_, by_expert() ? received_ : room, placement_, scratch_)) return false;
-      if (by_expert()) return elastic_expand(w, layout_, scratch_, expanded_.layout(options_, local_experts(), ranks()));
-      return elastic_copy_out(w, layout_, scratch_, rows_.data());
+      const std::int32_t* rows = scratch_.arrived;
+      if (!elastic_list(w, layout_, rows, received_, by_expert() ? received_ : room, placement_, scratch_)) return false;
+      if (by_expert()) {
+        return elastic_expand(w, layout_, rows, received_, placement_, scratch_,
+                              expanded_.layout(options_, local_experts(), ranks()));
+      }
+      elastic_copy_out(w, layout_, rows, received_, rows_.data());
+      return true;
     });
     Arrived arrived;
     arrived.received = received_;
@@ -64,25 +67,20 @@ class ElasticExchange final : public HostExchange {
   }
 
   void combine_send(const bf16* results) override {
-    const bool weighted = options_.weight_at == WeightAt::combine;
-    const bool to_sum = by_expert() && options_.reduce == Reduce::rank;
-    const bf16* sums = to_sum ? sums_.data() : results;
-    if (!by_expert()) {
-      // Arrival order: the routed runner's slot of a pair is the pair's own number.
-      for (int pair = 0; pair < received_ * options_.topk; ++pair)
-        places_[static_cast<std::size_t>(pair)] = scratch_.routing.local_ids[pair] < 0 ? -1 : pair;
+    ElasticResults offered;
+    offered.rows = results;
+    offered.weighted = options_.weight_at == WeightAt::combine;
+    offered.summed = !by_expert();
+    if (by_expert()) {
+      offered.places = expanded_.places.data();
+      offered.sums = sums_.data();
     }
-    const std::int32_t* places = by_expert() ? expanded_.places.data() : places_.data();
-    run([&](HostWorker& w) {
-      if (to_sum && !sum_pairs(w, received_, scratch_.routing, places, results, options_.hidden, weighted, sums_.data()))
-        return false;
-      return elastic_return(w, layout_, sums, results, places, scratch_);
-    });
+    run([&](HostWorker& w) { return elastic_return(w, layout_, offered, scratch_); });
     for (int s = 0, first = 0; s < ranks(); first += scratch_.arrived[s++]) {
-      const std::int32_t* begin = places + static_cast<std::ptrdiff_t>(first) * options_.topk;
+      const std::int32_t* begin = scratch_.routing.local_ids + static_cast<std::ptrdiff_t>(first) * options_.topk;
       const std::int32_t* end = begin + static_cast<std::ptrdiff_t>(scratch_.arrived[s]) * options_.topk;
       const bool summed = options_.reduce == Reduce::rank;
-      count_rows(s, summed ? scratch_.arrived[s] : std::count_if(begin, end, [](std::int32_t place) { return place >= 0; }),
+      count_rows(s, summed ? scratch_.arrived[s] : std::count_if(begin, end, [](std::int32_t id) { return id >= 0; }),
                  layout_.returned.reported_bytes());
     }
   }
@@ -93,7 +91,7 @@ class ElasticExchange final : public HostExchange {
     run([&](HostWorker& w) {
       return elastic_collect(w, layout_, input_, placement_, scratch_, weighted, shared_rows(output), output.out);
     });
-    finish(output);
+    share_outputs(output);
   }
 
  private:
@@ -110,14 +108,14 @@ class ElasticExchange final : public HostExchange {
       expanded_.reserve(options_, local_experts(), rows, layout_.wire.row_bytes());
       sums_.grow(rows * static_cast<std::size_t>(options_.hidden) + 1);
     } else {
-      places_.grow(rows * k + 1);
       rows_.grow(rows * layout_.wire.row_bytes() + 1);
     }
   }
 
   ElasticLayout layout_;
   ElasticScratch scratch_;
-  Array<std::int32_t> slots_, sent_, arrived_, home_tokens_, local_ids_, places_;
+  HostNumbering sent_;
+  Array<std::int32_t> arrived_, home_tokens_, local_ids_;
   Array<float> weights_;
   Array<std::byte> rows_;
   Array<bf16> sums_;

@@ -9,12 +9,10 @@ namespace heddle {
 
 /// Ordinary memory of one rank for a round trip.
 struct ElasticScratch {
-  std::int32_t* slots = nullptr;        ///< [tokens, ranks]: where each token went
-  std::int32_t* sent = nullptr;         ///< [ranks]
+  Numbering sent;                       ///< where each token went, see number_rows_by_rank
   std::int32_t* arrived = nullptr;      ///< [ranks]
   std::int32_t* home_tokens = nullptr;  ///< [arrived rows]: the token at its home
   ArrivedRouting routing;               ///< [arrived rows, topk]
-  std::int32_t* before = nullptr;       ///< GPUs only: [chunks of tokens, ranks]
 };
 
 template <Worker W>
@@ -22,111 +20,160 @@ HEDDLE_PROTOCOL bool elastic_send(W& w, const ElasticLayout& layout, const SendI
                                   const ElasticScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
-  if (!number_rows_by_rank(w, input, placement, scratch.slots, scratch.sent, scratch.before)) return false;
-  for (int token = w.index(); token < input.tokens; token += w.count()) {
-    const std::byte* row = nullptr;
-    for (int d = 0; d < heap.ranks; ++d) {
-      const std::int32_t slot = scratch.slots[token * heap.ranks + d];
-      if (slot < 0) continue;
-      if (row == nullptr) row = row_to_send(w, input.hidden + static_cast<std::size_t>(token) * layout.wire.hidden, layout.wire);
-      const std::size_t number = layout.row_number(heap.rank, slot);
-      w.copy_row(heap.at<std::byte>(d, layout.row(number)), row, layout.wire);
-      send_routing(w, heap.at<std::byte>(d, layout.routing(number)), input, token);
-      w.write(heap.at<std::int32_t>(d, layout.home_token(number)), token);
-    }
+  RankNumbers rows;
+  if (!number_rows_by_rank(w, input, placement, scratch.sent, rows)) return false;
+  const int parts = w.row_parts(input.tokens, layout.wire.hidden);
+  for (int item = w.index(); item < input.tokens * parts; item += w.count()) {
+    const int token = item / parts;
+    const auto at = [&](int d, auto offset_of) {
+      const std::int32_t slot = rows.slots[token * heap.ranks + d];
+      return slot < 0 ? nullptr : heap.at<std::byte>(d, offset_of(layout.row_number(heap.rank, slot)));
+    };
+    const auto row = [&](int d) { return at(d, [&](std::size_t number) { return layout.row(number); }); };
+    const auto routing = [&](int d) { return at(d, [&](std::size_t number) { return layout.routing(number); }); };
+    const auto home = [&](int d) {
+      return reinterpret_cast<std::int32_t*>(at(d, [&](std::size_t number) { return layout.home_token(number); }));
+    };
+    send_row(w, heap.ranks, row, input.hidden + static_cast<std::size_t>(token) * layout.wire.hidden, layout.wire,
+             RowPart{item % parts, parts});
+    if (item % parts != parts - 1) continue;
+    send_routing(w, heap.ranks, routing, input, token);
+    write_each(w, heap.ranks, home, [&](int) { return token; });
   }
   w.complete_all();
-  if (!w.team_barrier()) return false;
-  const auto word = [&](int peer) { return layout.count_word(peer); };
-  tell_each(w, word, scratch.sent);
+  if (w.last_of_team()) {
+    tell(
+        w, [&](int peer) { return layout.count_word(peer); }, [&](int d) { return rows.counts[d]; });
+    w.raise_epoch();
+  }
   return true;
 }
 
-/// Waits for every live rank's count: after it the rows are there, and the host may read the counts.
+/// Waits for every live rank's count: after it the rows are there, and the host may read the counts. Rows from each rank,
+/// or null on abort.
 template <Worker W>
-HEDDLE_PROTOCOL bool elastic_receive(W& w, const ElasticLayout& layout, const ElasticScratch& scratch) {
-  if (!w.begin()) return false;
-  const auto word = [&](int peer) { return layout.count_word(peer); };
-  return hear_all(w, word, WordKind::elastic_count, scratch.arrived);
+HEDDLE_PROTOCOL const std::int32_t* elastic_receive(W& w, const ElasticLayout& layout, const ElasticScratch& scratch) {
+  if (!w.begin()) return nullptr;
+  return hear(
+      w, [&](int peer) { return layout.count_word(peer); }, WordKind::elastic_count, scratch.arrived);
 }
 
-/// visit(i, number) for the arrived rows in (source, slot) order: i counts them, number is the region row.
-template <Worker W, class Visit>
-HEDDLE_PROTOCOL int for_arrived_rows(W& w, const ElasticLayout& layout, const std::int32_t* arrived, Visit visit) {
-  const int ranks = layout.shape.ranks;
-  return w.deal(
-      ranks, ranks, [&](int s) { return arrived[s]; }, [&](int s, int slot, int before) { visit(before + slot, s, slot); });
+/// The region row of the i-th arrived row in (source, slot) order.
+HEDDLE_HOST_DEVICE inline std::size_t arrived_row_number(const ElasticLayout& layout, const std::int32_t* arrived, int i) {
+  int s = 0;
+  for (; i >= arrived[s]; ++s) i -= arrived[s];
+  return layout.row_number(s, i);
 }
 
-/// Copy epilogue, first part: the routing of the arrived rows, then "no expert" up to `room` rows.
+/// Copy epilogue, first part: the routing and the home tokens of the n arrived rows, then "no expert" up to `room` rows.
 template <Worker W>
-HEDDLE_PROTOCOL bool elastic_list(W& w, const ElasticLayout& layout, int room, const PlacementView& placement,
-                                  const ElasticScratch& scratch) {
+HEDDLE_PROTOCOL bool elastic_list(W& w, const ElasticLayout& layout, const std::int32_t* arrived, int n, int room,
+                                  const PlacementView& placement, const ElasticScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
-  const int n = for_arrived_rows(w, layout, scratch.arrived, [&](int i, int s, int slot) {
-    const std::size_t number = layout.row_number(s, slot);
-    take_routing(w, scratch.routing, static_cast<std::size_t>(i), heap.mine<std::byte>(layout.routing(number)), placement);
-    scratch.home_tokens[i] = w.read(heap.mine<std::int32_t>(layout.home_token(number)));
-  });
-  for (int i = n + w.index(); i < room; i += w.count())
-    take_routing(w, scratch.routing, static_cast<std::size_t>(i), nullptr, placement);
-  return w.team_barrier();
+  const auto routing_of = [&](int i) {
+    return i < n ? heap.template mine<std::byte>(layout.routing(arrived_row_number(layout, arrived, i))) : nullptr;
+  };
+  list_routing(w, room, routing_of, placement, scratch.routing);
+  const auto home = [&](int i) {
+    return heap.template mine<const std::int32_t>(layout.home_token(arrived_row_number(layout, arrived, i)));
+  };
+  read_each(w, n, home, -1, [&](int i, std::int32_t token) { scratch.home_tokens[i] = token; });
+  return true;
 }
 
 /// Second part, in arrival order: rows [n] in wire format into ordinary memory.
 template <Worker W>
-HEDDLE_PROTOCOL bool elastic_copy_out(W& w, const ElasticLayout& layout, const ElasticScratch& scratch, std::byte* rows) {
+HEDDLE_PROTOCOL void elastic_copy_out(W& w, const ElasticLayout& layout, const std::int32_t* arrived, int n, std::byte* rows) {
   const HeapView& heap = w.heap();
-  for_arrived_rows(w, layout, scratch.arrived, [&](int i, int s, int slot) {
-    w.copy_row(rows + static_cast<std::size_t>(i) * layout.wire.row_bytes(),
-               heap.mine<std::byte>(layout.row(layout.row_number(s, slot))), layout.wire);
-  });
+  const int parts = w.row_parts(n, layout.wire.hidden);
+  for (int item = w.index(); item < n * parts; item += w.count()) {
+    const int i = item / parts;
+    const auto to = [&](int) { return rows + static_cast<std::size_t>(i) * layout.wire.row_bytes(); };
+    copy_row(w, 1, to, heap.mine<std::byte>(layout.row(arrived_row_number(layout, arrived, i))), layout.wire,
+             RowPart{item % parts, parts});
+  }
   w.complete_all();
-  return w.team_barrier();
 }
 
-/// Second part, by expert (do_expand): straight from the regions.
+/// Second part, by expert (do_expand): straight from the regions. Rows are few: every squad looks at all ids by itself;
+/// else all wait for the list.
 template <Worker W>
-HEDDLE_PROTOCOL bool elastic_expand(W& w, const ElasticLayout& layout, const ElasticScratch& scratch, const ExpertLayout& to) {
+HEDDLE_PROTOCOL bool elastic_expand(W& w, const ElasticLayout& layout, const std::int32_t* arrived, int n,
+                                    const PlacementView& placement, const ElasticScratch& scratch, const ExpertLayout& to) {
   const HeapView& heap = w.heap();
-  int n = 0;
-  for (int s = 0; s < heap.ranks; ++s) n += scratch.arrived[s];
-  const auto row_of = [&](int i) {
-    int s = 0;
-    for (; i >= scratch.arrived[s]; ++s) i -= scratch.arrived[s];
-    return heap.mine<std::byte>(layout.row(layout.row_number(s, i)));
+  const int k = layout.shape.topk;
+  const auto at = [&](int pair) {
+    return heap.template mine<const std::int32_t>(layout.routing(arrived_row_number(layout, arrived, pair / k))) + pair % k;
   };
-  return expand_rows(w, n, scratch.routing, layout.wire, row_of, to);
+  const auto local = [&](std::int32_t id) { return placement.local_id(id, heap.rank); };
+  const std::int32_t* local_ids = n * k <= few_kinds ? squad_copy(w, n * k, at, local) : nullptr;
+  if (local_ids == nullptr) {
+    if (!w.team_barrier()) return false;
+    local_ids = scratch.routing.local_ids;
+  }
+  const auto row_of = [&](int i) { return heap.mine<std::byte>(layout.row(arrived_row_number(layout, arrived, i))); };
+  const auto weight_of = [&](int pair) { return reinterpret_cast<const float*>(at(pair)) + k; };
+  return expand_rows(w, n, k, local_ids, layout.wire, row_of, weight_of, to);
 }
 
-/// reduce = rank: sums [n, H] (one summed row an arrived row) go home, to the slot their token had here.
-/// reduce = home: results by place (see ArrivedRouting), one row a choice.
+/// What goes home of the arrived rows, and where it lies.
+struct ElasticResults {
+  const bf16* rows = nullptr;            ///< results by place, or, with `summed`, one a row
+  const std::int32_t* places = nullptr;  ///< [arrived rows, topk], -1: no result here; null: a pair's place is its own number
+  bool summed = false;                   ///< the runner summed the pairs of a row
+  bool weighted = false;                 ///< sums multiply by the routing weights
+  bf16* sums = nullptr;                  ///< [arrived rows, H]: room for sums that have to be quantised
+};
+
+/// One row of a result a rank (reduce = rank): to the slot that its token had here.
 template <Worker W>
-HEDDLE_PROTOCOL bool elastic_return(W& w, const ElasticLayout& layout, const bf16* sums, const bf16* results,
-                                    const std::int32_t* places, const ElasticScratch& scratch) {
+HEDDLE_PROTOCOL void elastic_return_sum(W& w, const ElasticLayout& layout, const ElasticResults& results,
+                                        const ElasticScratch& scratch, int i, std::byte* home, const RowPart& part) {
+  const int hidden = layout.returned.hidden;
+  const auto row = static_cast<std::size_t>(i) * static_cast<std::size_t>(hidden);
+  const auto to = [&](int) { return home; };
+  if (results.summed) {
+    send_row(w, 1, to, results.rows + row, layout.returned, part);
+  } else if (layout.returned.wire == Wire::bf16) {
+    sum_pairs(w, i, scratch.routing, results.places, results.rows, hidden, results.weighted, reinterpret_cast<bf16*>(home), part);
+  } else {
+    sum_pairs(w, i, scratch.routing, results.places, results.rows, hidden, results.weighted, results.sums + row, part);
+    send_row(w, 1, to, results.sums + row, layout.returned, part);
+  }
+}
+
+/// reduce = rank: one summed row an arrived row goes home; reduce = home: one row a choice.
+template <Worker W>
+HEDDLE_PROTOCOL bool elastic_return(W& w, const ElasticLayout& layout, const ElasticResults& results,
+                                    const ElasticScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
+  const int ranks = heap.ranks;
+  const int topk = layout.shape.topk;
   const auto hidden = static_cast<std::size_t>(layout.returned.hidden);
-  for_arrived_rows(w, layout, scratch.arrived, [&](int i, int s, int slot) {
+  const int parts = w.row_parts(w.sum_values(ranks, scratch.arrived), layout.returned.hidden);
+  const auto arrived = [&](int s) { return scratch.arrived[s]; };
+  w.deal(ranks, ranks, parts, arrived, [&](int s, int slot, int before, const RowPart& part) {
+    const int i = before + slot;
     if (layout.reduce == Reduce::rank) {
-      const std::byte* row = row_to_send(w, sums + static_cast<std::size_t>(i) * hidden, layout.returned);
-      w.copy_row(heap.at<std::byte>(s, layout.summed_row(heap.rank, slot)), row, layout.returned);
+      elastic_return_sum(w, layout, results, scratch, i, heap.at<std::byte>(s, layout.summed_row(heap.rank, slot)), part);
       return;
     }
-    for (int choice = 0; choice < layout.shape.topk; ++choice) {
-      const std::int32_t place = places[i * layout.shape.topk + choice];
+    const auto first = static_cast<std::size_t>(scratch.home_tokens[i]) * static_cast<std::size_t>(topk);
+    for (int choice = 0; choice < topk; ++choice) {
+      const int pair = i * topk + choice;
+      const bool here = scratch.routing.local_ids[pair] >= 0;
+      const std::int32_t place = results.places != nullptr ? results.places[pair] : (here ? pair : -1);
       if (place < 0) continue;
-      const std::byte* row = row_to_send(w, results + static_cast<std::size_t>(place) * hidden, layout.returned);
-      const auto pair = static_cast<std::size_t>(scratch.home_tokens[i]) * static_cast<std::size_t>(layout.shape.topk) +
-                        static_cast<std::size_t>(choice);
-      w.copy_row(heap.at<std::byte>(s, layout.slot(pair)), row, layout.returned);
+      const auto to = [&](int) { return heap.at<std::byte>(s, layout.slot(first + static_cast<std::size_t>(choice))); };
+      send_row(w, 1, to, results.rows + static_cast<std::size_t>(place) * hidden, layout.returned, part);
     }
   });
   w.complete_all();
-  if (!w.team_barrier()) return false;
-  const auto word = [&](int peer) { return layout.returned_word(peer); };
-  tell_all(w, word, 1);
+  if (w.last_of_team())
+    tell(
+        w, [&](int peer) { return layout.returned_word(peer); }, [](int) { return 1; });
   return true;
 }
 
@@ -136,29 +183,30 @@ HEDDLE_PROTOCOL bool elastic_collect(W& w, const ElasticLayout& layout, const Se
                                      const ElasticScratch& scratch, bool weighted, const SharedRows& shared, bf16* out) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
-  const auto word = [&](int peer) { return layout.returned_word(peer); };
-  if (!hear_all(w, word, WordKind::elastic_returned)) return false;
+  if (!hear_all(
+          w, [&](int peer) { return layout.returned_word(peer); }, WordKind::elastic_returned))
+    return false;
   const auto hidden = static_cast<std::size_t>(layout.returned.hidden);
   const bool by_rank = layout.reduce == Reduce::rank;
   const int parts = w.row_parts(input.tokens, layout.returned.hidden);
   for (int item = w.index(); item < input.tokens * parts; item += w.count()) {
     const int token = item / parts;
     const auto of_rank = [&](int d) {
-      const std::int32_t slot = scratch.slots[token * heap.ranks + d];
+      const std::int32_t slot = scratch.sent.numbers[token * heap.ranks + d];
       return slot < 0 ? SumTerm{} : SumTerm{heap.mine<std::byte>(layout.summed_row(d, slot))};
     };
     const auto of_choice = [&](int choice) {
       const int pair = token * input.topk + choice;
-      const std::int32_t id = input.ids[pair];
-      if (id < 0 || !w.live(placement.rank_of[id])) return SumTerm{};
+      const int d = placement.rank_of_choice(input.ids[pair]);
+      if (d < 0 || !w.live(d)) return SumTerm{};
       return SumTerm{heap.mine<std::byte>(layout.slot(static_cast<std::size_t>(pair))), input.weights[pair]};
     };
     const auto term = [&](int i) { return by_rank ? of_rank(i) : of_choice(i); };
     w.reduce_rows(out + static_cast<std::size_t>(token) * hidden, by_rank ? heap.ranks : input.topk, term,
                   SumFormat{layout.returned, weighted && !by_rank}, shared.of(static_cast<std::size_t>(token), hidden),
-                  item % parts, parts);
+                  RowPart{item % parts, parts});
   }
-  return w.team_barrier();
+  return true;
 }
 
 }  // namespace heddle

@@ -33,39 +33,43 @@ __device__ Span span_of(const DeviceWorker& w, const GatherCall& call, const std
   return span;
 }
 
+/// Sends this rank's tokens; counts [ranks]: everybody's, where they are needed first.
 __device__ bool send(DeviceWorker& w, const GatherCall& call, const SendInput& input, std::int32_t* counts) {
   if (!check_input(w, call, input)) return false;
-  if (call.mode != GatherMode::padded && !gather_exchange_counts(w, call.layout, input.tokens, counts)) return false;
-  const Span span = span_of(w, call, counts);
+  const std::int32_t* heard = counts;
+  if (call.mode != GatherMode::padded) heard = gather_exchange_counts(w, call.layout, input.tokens, false, counts);
+  if (heard == nullptr) return false;
+  const Span span = span_of(w, call, heard);
   if (call.mode == GatherMode::zero_filled) {
     std::byte* sum = of_this_rank(call.sums, call) + static_cast<std::size_t>(w.index()) * call.layout.record_bytes();
     return gather_all_reduce(w, call.layout, static_cast<std::size_t>(span.rows), static_cast<std::size_t>(span.first), input,
                              of_this_rank(call.zeros, call), sum);
   }
-  return gather_all_gather(w, call.layout, static_cast<std::size_t>(span.first), input, counts);
+  return gather_send(w, call.layout, static_cast<std::size_t>(span.first), input);
 }
 
 __global__ void __launch_bounds__(threads_a_cta) gather_dispatch(const __grid_constant__ GatherCall call) {
-  HEDDLE_DEVICE_WORKER(w, call);
+  HEDDLE_DEVICE_WORKER(w, call, call.send ? NewCall::yes : NewCall::no);
   std::int32_t* counts = of_this_rank(call.counts, call);
   if (call.send && !send(w, call, send_input(call), counts)) return;
-  if (!call.receive) return;
+  if (!call.receive || !w.begin()) return;
+  // Where rows are summed the sending half has heard all there is to hear, and left the counts a kernel or a meeting ago.
+  const std::int32_t* heard = call.mode == GatherMode::zero_filled ? counts : gather_hear(w, call.layout, counts);
+  if (heard == nullptr) return;
   const ArrivedRouting routing{call.topk, of_this_rank(call.routing.local_ids, call), of_this_rank(call.routing.weights, call)};
-  const Span span = span_of(w, call, counts);
+  const Span span = span_of(w, call, heard);
   gather_list(w, call.layout, w.heap().ranks * call.max_tokens, call.placement, routing, [&](int row) {
-    return call.mode == GatherMode::padded ? row % call.max_tokens >= counts[row / call.max_tokens] : row >= span.rows;
+    return call.mode == GatherMode::padded ? row % call.max_tokens >= heard[row / call.max_tokens] : row >= span.rows;
   });
 }
 
 __global__ void __launch_bounds__(threads_a_cta) gather_combine(const __grid_constant__ GatherCall call) {
-  HEDDLE_DEVICE_WORKER(w, call);
+  HEDDLE_DEVICE_WORKER(w, call, NewCall::no);
   const DeviceRank& rank = call.ranks[blockIdx.y];
   const Span span = span_of(w, call, of_this_rank(call.counts, call));
-  if (call.send && !gather_offer(w, call.layout, static_cast<std::size_t>(span.rows), rank.results)) return;
+  if (call.send && !gather_offer(w, call.layout, span.rows, rank.results)) return;
   if (!call.receive) return;
-  const auto tokens = static_cast<std::size_t>(send_input(call).tokens);
-  if (!gather_pull(w, call.layout, static_cast<std::size_t>(span.first), tokens, shared_rows(call), rank.output.out)) return;
-  if (w.index() == 0) w.finish_epoch();
+  gather_pull(w, call.layout, static_cast<std::size_t>(span.first), send_input(call).tokens, shared_rows(call), rank.output.out);
 }
 
 class DeviceGather final : public DeviceWay<GatherCall> {

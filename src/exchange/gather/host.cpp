@@ -28,28 +28,26 @@ class GatherExchange final : public HostExchange {
         block_ = step.max_tokens;
         first_ = rank() * block_;
         rows_ = ranks() * block_;
-        run([this](HostWorker& w) {
-          return gather_all_gather(w, layout_, static_cast<std::size_t>(first_), input_, counts_.data());
-        });
+        run_send();
         break;
       case GatherMode::uneven:
         lay_out_exactly();
-        run([this](HostWorker& w) {
-          return gather_all_gather(w, layout_, static_cast<std::size_t>(first_), input_, counts_.data());
-        });
+        run_send();
         break;
       case GatherMode::zero_filled:
         lay_out_exactly();
-        run([this](HostWorker& w) {
-          std::byte* sum = sums_.data() + layout_.record_bytes() * static_cast<std::size_t>(w.index());
-          return gather_all_reduce(w, layout_, static_cast<std::size_t>(rows_), static_cast<std::size_t>(first_), input_,
-                                   zeros_.data(), sum);
-        });
+        run(
+            [this](HostWorker& w) {
+              std::byte* sum = sums_.data() + layout_.record_bytes() * static_cast<std::size_t>(w.index());
+              return gather_all_reduce(w, layout_, static_cast<std::size_t>(rows_), static_cast<std::size_t>(first_), input_,
+                                       zeros_.data(), sum);
+            },
+            NewCall::yes);
         break;
       case GatherMode::tensor_parallel:
         // No row travels, but without this rendezvous a rank could offer its next sums while another,
         // in the combine of another way, still pulls the last ones.
-        run([this](HostWorker& w) { return gather_exchange_counts(w, layout_, input_.tokens, counts_.data()); });
+        exchange_counts(true);
         rows_ = input.tokens;
         break;
     }
@@ -59,14 +57,17 @@ class GatherExchange final : public HostExchange {
   Arrived dispatch_receive() override {
     if (mode() == GatherMode::tensor_parallel) return take_own_tokens();
     const ArrivedRouting routing{options_.topk, local_ids_.data(), weights_.data()};
+    if (mode() != GatherMode::zero_filled)
+      run([this](HostWorker& w) { return gather_hear(w, layout_, counts_.data()) != nullptr; });
     run([&](HostWorker& w) {
-      return gather_list(w, layout_, rows_, placement_, routing, [this](int row) { return is_padding(row); });
+      gather_list(w, layout_, rows_, placement_, routing, [this](int row) { return is_padding(row); });
+      return true;
     });
     return describe_arrival(workspace_.view().mine<std::byte>(layout_.record(0)), layout_.record_bytes());
   }
 
   void combine_send(const bf16* results) override {
-    run([&](HostWorker& w) { return gather_offer(w, layout_, static_cast<std::size_t>(rows_), results); });
+    run([&](HostWorker& w) { return gather_offer(w, layout_, rows_, results); });
   }
 
   void combine_receive(const CombineOutput& output) override {
@@ -75,12 +76,11 @@ class GatherExchange final : public HostExchange {
       share_sums(output);
     } else {
       run([&](HostWorker& w) {
-        return gather_pull(w, layout_, static_cast<std::size_t>(first_), static_cast<std::size_t>(input_.tokens),
-                           shared_rows(output), output.out);
+        return gather_pull(w, layout_, static_cast<std::size_t>(first_), input_.tokens, shared_rows(output), output.out);
       });
       for (int d = 0; d < ranks(); ++d) count_rows(d, input_.tokens, layout_.returned.reported_bytes());
     }
-    finish(output);
+    share_outputs(output);
   }
 
  private:
@@ -90,9 +90,17 @@ class GatherExchange final : public HostExchange {
     return mode() == GatherMode::padded && row % block_ >= counts_[static_cast<std::size_t>(row / block_)];
   }
 
+  void run_send() {
+    run([this](HostWorker& w) { return gather_send(w, layout_, static_cast<std::size_t>(first_), input_); }, NewCall::yes);
+  }
+  void exchange_counts(bool whole_dispatch) {
+    run([&](HostWorker& w) { return gather_exchange_counts(w, layout_, input_.tokens, whole_dispatch, counts_.data()) != nullptr; },
+        NewCall::yes);
+  }
+
   /// Offsets after the counts of all ranks: nothing is padded.
   void lay_out_exactly() {
-    run([this](HostWorker& w) { return gather_exchange_counts(w, layout_, input_.tokens, counts_.data()); });
+    exchange_counts(false);
     first_ = 0;
     rows_ = 0;
     for (int s = 0; s < ranks(); ++s) {
@@ -111,12 +119,12 @@ class GatherExchange final : public HostExchange {
         w.complete(w.quantise_row(own_rows_.data() + row * layout_.wire.row_bytes(), hidden, layout_.wire));
         for (int choice = 0; choice < options_.topk; ++choice) {
           const auto pair = row * static_cast<std::size_t>(options_.topk) + static_cast<std::size_t>(choice);
-          const std::int32_t id = input_.ids[pair];
-          local_ids_[pair] = id >= 0 && placement_.rank_of[id] == rank() ? placement_.local_index[id] : -1;
+          local_ids_[pair] = placement_.local_id(input_.ids[pair], rank());
           weights_[pair] = input_.weights[pair];
         }
       }
-      return w.team_barrier();
+      w.complete_all();
+      return true;
     });
     return describe_arrival(own_rows_.data(), layout_.wire.row_bytes());
   }
@@ -144,11 +152,9 @@ class GatherExchange final : public HostExchange {
     SharedRows shared = shared_rows(output);
     if (shared.rows != nullptr) shared.rows += static_cast<std::size_t>(begin) * static_cast<std::size_t>(options_.hidden);
     if (shared.factors != nullptr) shared.factors += begin;
-    const auto rows = static_cast<std::size_t>(end - begin);
     run([&](HostWorker& w) {
-      return gather_pull(w, layout_, static_cast<std::size_t>(begin), rows, shared, slice_.data()) &&
-             all_gather_rows(w, all_gather_layout(), static_cast<std::size_t>(begin), rows, static_cast<std::size_t>(rows_),
-                             slice_.data(), output.all_out);
+      return gather_pull(w, layout_, static_cast<std::size_t>(begin), end - begin, shared, slice_.data()) && w.team_barrier() &&
+             all_gather_rows(w, all_gather_layout(), begin, end - begin, rows_, slice_.data(), output.all_out);
     });
     for (int d = 0; d < ranks(); ++d) {
       count_rows(d, end - begin, layout_.returned.reported_bytes());

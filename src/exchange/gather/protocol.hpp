@@ -9,43 +9,56 @@
 
 namespace heddle {
 
-/// counts[s] = tokens of every rank, so that rows can be laid at exact offsets.
+/// Everybody's number of tokens, so that rows can be laid at exact offsets; the first squad leaves them in counts
+/// [ranks]. whole_dispatch: nothing follows (tensor-parallel attention). Null on abort.
 template <Worker W>
-HEDDLE_PROTOCOL bool gather_exchange_counts(W& w, const GatherLayout& layout, int tokens, std::int32_t* counts) {
-  if (!w.begin()) return false;
+HEDDLE_PROTOCOL const std::int32_t* gather_exchange_counts(W& w, const GatherLayout& layout, int tokens, bool whole_dispatch,
+                                                           std::int32_t* counts) {
+  if (!w.begin()) return nullptr;
   const auto word = [&](int peer) { return layout.count_word(peer); };
-  tell_all(w, word, static_cast<std::uint32_t>(tokens));
-  return hear_all(w, word, WordKind::gather_count, counts);
+  if (w.last_of_team()) {
+    tell(w, word, [&](int) { return tokens; });
+    if (whole_dispatch) w.raise_epoch();
+  }
+  return hear(w, word, WordKind::gather_count, counts);
 }
 
-/// Writes one token's record to `to(rank)` for each live rank of [first_rank, last_rank).
+/// Writes one token's record to to(rank) for each live rank of [first_rank, last_rank).
 template <Worker W, class To>
 HEDDLE_PROTOCOL void gather_write_record(W& w, const GatherLayout& layout, const SendInput& input, int token, int first_rank,
-                                         int last_rank, To to) {
-  const std::byte* row = row_to_send(w, input.hidden + static_cast<std::size_t>(token) * layout.wire.hidden, layout.wire);
-  for (int d = first_rank; d < last_rank; ++d) {
-    if (!w.live(d)) continue;
-    std::byte* record = to(d);
-    w.copy_row(record, row, layout.wire);
-    send_routing(w, record + layout.wire.row_bytes(), input, token);
-  }
+                                         int last_rank, To to, const RowPart& part = {}) {
+  const auto row = [&](int i) { return w.live(first_rank + i) ? to(first_rank + i) : nullptr; };
+  const auto routing = [&](int i) { return w.live(first_rank + i) ? to(first_rank + i) + layout.wire.row_bytes() : nullptr; };
+  send_row(w, last_rank - first_rank, row, input.hidden + static_cast<std::size_t>(token) * layout.wire.hidden, layout.wire, part);
+  if (part.index == part.count - 1) send_routing(w, last_rank - first_rank, routing, input, token);
 }
 
-/// All-gather: this rank's records to every rank at rows [first, first + tokens); arrived[s] = tokens of s.
+/// All-gather: this rank's records to every rank at rows [first, first + tokens), then the word that they are there, which
+/// gather_hear waits for: the tokens of every rank, left in `arrived` by the first squad; null on abort.
 template <Worker W>
-HEDDLE_PROTOCOL bool gather_all_gather(W& w, const GatherLayout& layout, std::size_t first, const SendInput& input,
-                                       std::int32_t* arrived) {
+HEDDLE_PROTOCOL bool gather_send(W& w, const GatherLayout& layout, std::size_t first, const SendInput& input) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
-  for (int token = w.index(); token < input.tokens; token += w.count()) {
+  const int parts = w.row_parts(input.tokens, layout.wire.hidden);
+  for (int item = w.index(); item < input.tokens * parts; item += w.count()) {
+    const int token = item / parts;
     const std::size_t offset = layout.record(first + static_cast<std::size_t>(token));
-    gather_write_record(w, layout, input, token, 0, heap.ranks, [&](int d) { return heap.at<std::byte>(d, offset); });
+    const auto to = [&](int d) { return heap.at<std::byte>(d, offset); };
+    gather_write_record(w, layout, input, token, 0, heap.ranks, to, RowPart{item % parts, parts});
   }
   w.complete_all();
-  if (!w.team_barrier()) return false;
-  const auto word = [&](int peer) { return layout.arrived_word(peer); };
-  tell_all(w, word, static_cast<std::uint32_t>(input.tokens));
-  return hear_all(w, word, WordKind::gather_arrived, arrived);
+  if (w.last_of_team()) {
+    tell(
+        w, [&](int peer) { return layout.arrived_word(peer); }, [&](int) { return input.tokens; });
+    w.raise_epoch();
+  }
+  return true;
+}
+template <Worker W>
+HEDDLE_PROTOCOL const std::int32_t* gather_hear(W& w, const GatherLayout& layout, std::int32_t* arrived) {
+  if (!w.begin()) return nullptr;
+  return hear(
+      w, [&](int peer) { return layout.arrived_word(peer); }, WordKind::gather_arrived, arrived);
 }
 
 /// All-reduce of zero-filled buffers of `rows` records: about twice the bytes of a gather. Summed as
@@ -66,9 +79,9 @@ HEDDLE_PROTOCOL bool gather_all_reduce(W& w, const GatherLayout& layout, std::si
     gather_write_record(w, layout, input, static_cast<int>(row - first), heap.rank, heap.rank + 1, [&](int) { return own; });
   }
   w.complete_all();
-  if (!w.team_barrier()) return false;
+  const auto yes = [](int) { return 1; };
   const auto arrived = [&](int peer) { return layout.arrived_word(peer); };
-  tell_all(w, arrived, 1);
+  if (w.last_of_team()) tell(w, arrived, yes);
   if (!hear_all(w, arrived, WordKind::gather_arrived)) return false;
   const LiveShare share = live_share(w);
   for (std::size_t row = share.position; row < rows; row += share.count) {
@@ -92,56 +105,68 @@ HEDDLE_PROTOCOL bool gather_all_reduce(W& w, const GatherLayout& layout, std::si
     }
     w.complete_all();
   }
-  if (!w.team_barrier()) return false;
   const auto reduced = [&](int peer) { return layout.reduced_word(peer); };
-  tell_all(w, reduced, 1);
-  return hear_all(w, reduced, WordKind::gather_reduced, nullptr);
+  if (w.last_of_team()) {
+    tell(w, reduced, yes);
+    w.raise_epoch();
+  }
+  return hear_all(w, reduced, WordKind::gather_reduced);
 }
 
 /// Routing of the gathered rows in ordinary memory; rows that padding(row) says are marked as "no expert".
 template <Worker W, class Padding>
-HEDDLE_PROTOCOL bool gather_list(W& w, const GatherLayout& layout, int rows, const PlacementView& placement,
+HEDDLE_PROTOCOL void gather_list(W& w, const GatherLayout& layout, int rows, const PlacementView& placement,
                                  const ArrivedRouting& routing, Padding padding) {
-  for (int row = w.index(); row < rows; row += w.count()) {
+  const auto routing_of = [&](int row) {
     const auto* record = w.heap().template mine<std::byte>(layout.record(static_cast<std::size_t>(row)));
-    take_routing(w, routing, static_cast<std::size_t>(row), padding(row) ? nullptr : record + layout.wire.row_bytes(), placement);
-  }
-  return w.team_barrier();
+    return padding(row) ? nullptr : record + layout.wire.row_bytes();
+  };
+  list_routing(w, rows, routing_of, placement, routing);
 }
 
-/// results [rows, H]: this rank's partial sums of all rows, laid out for the others to pull.
+/// results [rows, H]: this rank's partial sums of all rows, for the others to pull. Where they were not made in the heap
+/// itself they are laid there.
 template <Worker W>
-HEDDLE_PROTOCOL bool gather_offer(W& w, const GatherLayout& layout, std::size_t rows, const bf16* results) {
+HEDDLE_PROTOCOL bool gather_offer(W& w, const GatherLayout& layout, int rows, const bf16* results) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
-  for (auto row = static_cast<std::size_t>(w.index()); row < rows; row += static_cast<std::size_t>(w.count())) {
-    const std::byte* bytes = row_to_send(w, results + row * static_cast<std::size_t>(layout.returned.hidden), layout.returned);
-    w.copy_row(heap.mine<std::byte>(layout.partial(row)), bytes, layout.returned);
+  const auto word = [&](int peer) { return layout.partial_word(peer); };
+  const auto yes = [](int) { return 1; };
+  if (results == heap.mine<bf16>(layout.partial(0))) {
+    if (w.index() == 0) tell(w, word, yes);
+    return true;
+  }
+  const int parts = w.row_parts(rows, layout.returned.hidden);
+  for (int item = w.index(); item < rows * parts; item += w.count()) {
+    const auto row = static_cast<std::size_t>(item / parts);
+    const auto to = [&](int) { return heap.mine<std::byte>(layout.partial(row)); };
+    send_row(w, 1, to, results + row * static_cast<std::size_t>(layout.returned.hidden), layout.returned,
+             RowPart{item % parts, parts});
   }
   w.complete_all();
-  if (!w.team_barrier()) return false;
-  const auto word = [&](int peer) { return layout.partial_word(peer); };
-  tell_all(w, word, 1);
+  if (w.last_of_team()) tell(w, word, yes);
   return true;
 }
 
-/// out [rows, H] = sum over ranks, ascending, of their partial sums of rows [first, first + rows).
+/// out [rows, H] = sum over ranks, ascending, of their partial sums of rows [first, first + rows). Does not end with a
+/// barrier.
 template <Worker W>
-HEDDLE_PROTOCOL bool gather_pull(W& w, const GatherLayout& layout, std::size_t first, std::size_t rows, const SharedRows& shared,
+HEDDLE_PROTOCOL bool gather_pull(W& w, const GatherLayout& layout, std::size_t first, int rows, const SharedRows& shared,
                                  bf16* out) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
-  const auto word = [&](int peer) { return layout.partial_word(peer); };
-  if (!hear_all(w, word, WordKind::gather_partial)) return false;
+  if (!hear_all(
+          w, [&](int peer) { return layout.partial_word(peer); }, WordKind::gather_partial))
+    return false;
   const auto hidden = static_cast<std::size_t>(layout.returned.hidden);
-  const auto parts = static_cast<std::size_t>(w.row_parts(static_cast<int>(rows), layout.returned.hidden));
-  for (auto item = static_cast<std::size_t>(w.index()); item < rows * parts; item += static_cast<std::size_t>(w.count())) {
-    const std::size_t row = item / parts;
+  const int parts = w.row_parts(rows, layout.returned.hidden);
+  for (int item = w.index(); item < rows * parts; item += w.count()) {
+    const auto row = static_cast<std::size_t>(item / parts);
     const auto term = [&](int d) { return w.live(d) ? SumTerm{heap.at<std::byte>(d, layout.partial(first + row))} : SumTerm{}; };
     w.reduce_rows(out + row * hidden, heap.ranks, term, SumFormat{layout.returned, false}, shared.of(row, hidden),
-                  static_cast<int>(item % parts), static_cast<int>(parts));
+                  RowPart{item % parts, parts});
   }
-  return w.team_barrier();
+  return true;
 }
 
 }  // namespace heddle

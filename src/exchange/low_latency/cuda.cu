@@ -13,7 +13,6 @@ struct LowLatencyCall : DeviceCall {
 
 __device__ LowLatencyScratch scratch_of(const LowLatencyCall& call) {
   LowLatencyScratch scratch = call.scratch;
-  scratch.slots = of_this_rank(scratch.slots, call);
   scratch.sent = of_this_rank(scratch.sent, call);
   scratch.arrived = of_this_rank(scratch.arrived, call);
   scratch.rows = of_this_rank(scratch.rows, call);
@@ -24,24 +23,25 @@ __device__ LowLatencyScratch scratch_of(const LowLatencyCall& call) {
 }
 
 __global__ void __launch_bounds__(threads_a_cta) low_latency_dispatch(const __grid_constant__ LowLatencyCall call) {
-  HEDDLE_DEVICE_WORKER(w, call);
+  HEDDLE_DEVICE_WORKER(w, call, call.send ? NewCall::yes : NewCall::no);
   const LowLatencyScratch scratch = scratch_of(call);
   if (call.send) {
     const SendInput input = send_input(call);
     if (!check_input(w, call, input) || !low_latency_send(w, call.layout, input, call.placement, scratch)) return;
   }
-  if (call.receive) low_latency_receive(w, call.layout, call.placement.experts_on[w.heap().rank], scratch);
+  if (!call.receive) return;
+  const int local_experts = call.placement.experts_on[w.heap().rank];
+  const std::int32_t* arrived = low_latency_hear(w, call.layout, local_experts, scratch);
+  if (arrived != nullptr) low_latency_pack(w, call.layout, local_experts, arrived, scratch);
 }
 
 __global__ void __launch_bounds__(threads_a_cta) low_latency_combine(const __grid_constant__ LowLatencyCall call) {
-  HEDDLE_DEVICE_WORKER(w, call);
+  HEDDLE_DEVICE_WORKER(w, call, NewCall::no);
   const LowLatencyScratch scratch = scratch_of(call);
   const DeviceRank& rank = call.ranks[blockIdx.y];
   if (call.send && !low_latency_return(w, call.layout, call.placement.experts_on[w.heap().rank], rank.results, scratch)) return;
   if (!call.receive) return;
-  if (!low_latency_collect(w, call.layout, send_input(call), call.placement, call.weighted, shared_rows(call), rank.output.out))
-    return;
-  if (w.index() == 0) w.finish_epoch();
+  low_latency_collect(w, call.layout, send_input(call), call.placement, call.weighted, shared_rows(call), rank.output.out);
 }
 
 class DeviceLowLatency final : public DeviceWay<LowLatencyCall> {
@@ -55,8 +55,9 @@ class DeviceLowLatency final : public DeviceWay<LowLatencyCall> {
     const int block_rows = ranks() * options.cap;
     const std::size_t room = local * static_cast<std::size_t>(block_rows);
     ScratchPlan plan;
-    const std::size_t slots = plan.take(static_cast<std::size_t>(options.cap * options.topk) * sizeof(std::int32_t));
-    const std::size_t sent = plan.take(static_cast<std::size_t>(call_.experts) * sizeof(std::int32_t));
+    const int pairs = options.cap * options.topk;
+    const NumberingPlan sent =
+        plan_numbering(plan, static_cast<std::size_t>(pairs), static_cast<std::size_t>(call_.experts), pairs, kind_chunk);
     const std::size_t arrived_counts = plan.take(local * static_cast<std::size_t>(ranks()) * sizeof(std::int32_t));
     rows_ = plan.take(room * parameters_.layout.wire.row_bytes());
     const std::size_t origins = plan.take(room * sizeof(PairOrigin));
@@ -65,8 +66,7 @@ class DeviceLowLatency final : public DeviceWay<LowLatencyCall> {
     begins_ = plan.take(local * sizeof(std::int32_t));
     allocate_scratch(plan);
     LowLatencyScratch& scratch = parameters_.scratch;
-    scratch.slots = at<std::int32_t>(slots);
-    scratch.sent = at<std::int32_t>(sent);
+    scratch.sent = at(sent);
     scratch.arrived = at<std::int32_t>(arrived_counts);
     scratch.block_rows = block_rows;
     scratch.rows = at<std::byte>(rows_);

@@ -15,8 +15,8 @@ class LowLatencyExchange final : public HostExchange {
     const auto local = static_cast<std::size_t>(local_experts());
     scratch_.block_rows = ranks() * options.cap;
     const std::size_t room = local * static_cast<std::size_t>(scratch_.block_rows);
-    slots_ = Array<std::int32_t>(static_cast<std::size_t>(options.cap) * static_cast<std::size_t>(options.topk));
-    sent_ = Array<std::int32_t>(static_cast<std::size_t>(shape_.experts));
+    sent_ = HostNumbering(static_cast<std::size_t>(options.cap) * static_cast<std::size_t>(options.topk),
+                          static_cast<std::size_t>(shape_.experts));
     arrived_ = Array<std::int32_t>(std::max<std::size_t>(local, 1) * static_cast<std::size_t>(ranks()));
     begins_ = Array<std::int32_t>(local + 1);
     counts_ = Array<std::int32_t>(local + 1);
@@ -24,8 +24,7 @@ class LowLatencyExchange final : public HostExchange {
     origins_ = Array<PairOrigin>(room + 1);
     weights_ = Array<float>(room + 1);
     for (int e = 0; e < local_experts(); ++e) begins_[static_cast<std::size_t>(e)] = e * scratch_.block_rows;
-    scratch_.slots = slots_.data();
-    scratch_.sent = sent_.data();
+    scratch_.sent = sent_.view();
     scratch_.arrived = arrived_.data();
     scratch_.rows = rows_.data();
     scratch_.origins = origins_.data();
@@ -35,14 +34,18 @@ class LowLatencyExchange final : public HostExchange {
 
   void dispatch_send(const ExchangeInput& input, const Step& step) override {
     accept(input, step);
-    run([this](HostWorker& w) { return low_latency_send(w, layout_, input_, placement_, scratch_); });
-    for (int e = 0; e < shape_.experts; ++e) count_rows(placement_.rank_of[e], scratch_.sent[e], layout_.wire.reported_bytes());
+    run([this](HostWorker& w) { return low_latency_send(w, layout_, input_, placement_, scratch_); }, NewCall::yes);
+    for (int e = 0; e < shape_.experts; ++e)
+      count_rows(placement_.rank_of[e], scratch_.sent.totals[e], layout_.wire.reported_bytes());
   }
 
   Arrived dispatch_receive() override {
-    run([this](HostWorker& w) { return low_latency_hear(w, layout_, local_experts(), scratch_); });
+    run([this](HostWorker& w) { return low_latency_hear(w, layout_, local_experts(), scratch_) != nullptr; });
     const auto since = std::chrono::steady_clock::now();
-    run([this](HostWorker& w) { return low_latency_pack(w, layout_, local_experts(), scratch_); });
+    run([this](HostWorker& w) {
+      low_latency_pack(w, layout_, local_experts(), scratch_.arrived, scratch_);
+      return true;
+    });
     Arrived arrived;
     arrived.regroup_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count();
     arrived.layout = ArrivedLayout::masked;
@@ -72,13 +75,14 @@ class LowLatencyExchange final : public HostExchange {
     run([&](HostWorker& w) {
       return low_latency_collect(w, layout_, input_, placement_, weighted, shared_rows(output), output.out);
     });
-    finish(output);
+    share_outputs(output);
   }
 
  private:
   LowLatencyLayout layout_;
   LowLatencyScratch scratch_;
-  Array<std::int32_t> slots_, sent_, arrived_, begins_, counts_;
+  HostNumbering sent_;
+  Array<std::int32_t> arrived_, begins_, counts_;
   Array<std::byte> rows_;
   Array<PairOrigin> origins_;
   Array<float> weights_;

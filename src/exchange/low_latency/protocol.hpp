@@ -9,8 +9,7 @@ namespace heddle {
 
 /// Ordinary memory of one rank for a round trip. An expert's block has room for ranks * cap rows.
 struct LowLatencyScratch {
-  std::int32_t* slots = nullptr;    ///< [tokens, topk]: number of each pair among this sender's of its expert
-  std::int32_t* sent = nullptr;     ///< [experts]: pairs a expert
+  Numbering sent;                   ///< numbers [tokens, topk]: of each pair among this sender's of its expert; totals [experts]
   std::int32_t* arrived = nullptr;  ///< [local experts (at least 1), ranks]: rows of each region
   // The masked layout that the experts read: rows of expert e at e * block_rows, packed in source order.
   int block_rows = 0;
@@ -20,90 +19,113 @@ struct LowLatencyScratch {
   std::int32_t* counts = nullptr;  ///< [local experts] (masked_m)
 };
 
+/// Tells every live rank how many rows came for each of its experts. A rank without experts hears from everybody too:
+/// otherwise it could be a call ahead of its peers.
+template <Worker W>
+HEDDLE_PROTOCOL void low_latency_tell(W& w, const LowLatencyLayout& layout, const PlacementView& placement,
+                                      const std::int32_t* sent) {
+  const HeapView& heap = w.heap();
+  const auto of_expert = [&](int e) {
+    const int d = placement.rank_of[e];
+    return w.live(d) ? heap.at<Word>(d, layout.count_word(placement.local_index[e], heap.rank)) : nullptr;
+  };
+  publish_each(w, layout.shape.experts, of_expert, [&](int e) { return static_cast<std::uint32_t>(sent[e]); });
+  const auto of_empty_rank = [&](int d) {
+    return w.live(d) && placement.experts_on[d] == 0 ? heap.at<Word>(d, layout.count_word(0, heap.rank)) : nullptr;
+  };
+  publish_each(w, heap.ranks, of_empty_rank, [](int) { return 0u; });
+}
+
 template <Worker W>
 HEDDLE_PROTOCOL bool low_latency_send(W& w, const LowLatencyLayout& layout, const SendInput& input, const PlacementView& placement,
                                       const LowLatencyScratch& scratch) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
-  const int pairs = input.tokens * input.topk;
-  for (int e = w.index(); e < layout.shape.experts; e += w.count()) {
-    scratch.sent[e] = w.enumerate(
-        pairs, [&](int pair) { return input.ids[pair] == e; }, [&](int pair, int number) { scratch.slots[pair] = number; });
-  }
-  if (!w.team_barrier()) return false;
-  for (int token = w.index(); token < input.tokens; token += w.count()) {
-    const std::byte* row = nullptr;
-    for (int choice = 0; choice < input.topk; ++choice) {
-      const int pair = token * input.topk + choice;
-      const std::int32_t id = input.ids[pair];
-      if (id < 0 || !w.live(placement.rank_of[id])) continue;
-      if (row == nullptr) row = row_to_send(w, input.hidden + static_cast<std::size_t>(token) * layout.wire.hidden, layout.wire);
-      const std::size_t number = layout.row_number(placement.local_index[id], heap.rank, scratch.slots[pair]);
-      w.copy_row(heap.at<std::byte>(placement.rank_of[id], layout.row(number)), row, layout.wire);
-      const PairOrigin origin{pair, input.weights[pair]};
-      w.copy_bytes(heap.at<std::byte>(placement.rank_of[id], layout.origin(number)), &origin, sizeof origin);
-    }
+  const int topk = input.topk;
+  const int pairs = input.tokens * topk;
+  const int experts = layout.shape.experts;
+  const int chunk = kinds_chunk(w, true, pairs);
+  Numbering sent = scratch.sent;
+  const Crew<W> crew = crew_for(w, pairs <= few_kinds, pairs, experts, (pairs + chunk - 1) / chunk, sent);
+  const auto expert_of = [&](int pair) {
+    const std::int32_t id = input.ids[pair];
+    return id < experts ? id : -1;
+  };
+  if (!number_kinds(crew, pairs, experts, expert_of, sent)) return false;
+  const int parts = w.row_parts(input.tokens, layout.wire.hidden);
+  for (int item = w.index(); item < input.tokens * parts; item += w.count()) {
+    const int token = item / parts;
+    const auto at = [&](int choice, auto offset_of) {
+      const int pair = token * topk + choice;
+      const int d = placement.rank_of_choice(input.ids[pair]);
+      const bool goes = d >= 0 && w.live(d) && sent.numbers[pair] < layout.shape.cap;
+      return goes ? heap.at<std::byte>(
+                        d, offset_of(layout.row_number(placement.local_index[input.ids[pair]], heap.rank, sent.numbers[pair])))
+                  : nullptr;
+    };
+    const auto row = [&](int choice) { return at(choice, [&](std::size_t number) { return layout.row(number); }); };
+    const auto origin = [&](int choice) {
+      return reinterpret_cast<PairOrigin*>(at(choice, [&](std::size_t number) { return layout.origin(number); }));
+    };
+    send_row(w, topk, row, input.hidden + static_cast<std::size_t>(token) * layout.wire.hidden, layout.wire,
+             RowPart{item % parts, parts});
+    if (item % parts != parts - 1) continue;
+    write_each(w, topk, origin, [&](int choice) {
+      return PairOrigin{token * topk + choice, input.weights[token * topk + choice]};
+    });
   }
   w.complete_all();
-  if (!w.team_barrier()) return false;
-  for (int e = w.index(); e < layout.shape.experts; e += w.count()) {
-    const int d = placement.rank_of[e];
-    if (!w.live(d)) continue;
-    w.publish(heap.at<Word>(d, layout.count_word(placement.local_index[e], heap.rank)),
-              static_cast<std::uint32_t>(scratch.sent[e]));
-  }
-  // A rank without experts hears from everybody too: otherwise it could be a call ahead of its peers.
-  for (int d = w.index(); d < heap.ranks; d += w.count()) {
-    if (w.live(d) && placement.experts_on[d] == 0) w.publish(heap.at<Word>(d, layout.count_word(0, heap.rank)), 0);
+  if (w.last_of_team()) {
+    low_latency_tell(w, layout, placement, sent.totals);
+    w.raise_epoch();
   }
   return true;
 }
 
-/// Waits for every live source's counts; the rows are there after it.
+/// Waits for every live source's counts [local experts, ranks], after which the rows are there; null on abort.
 template <Worker W>
-HEDDLE_PROTOCOL bool low_latency_hear(W& w, const LowLatencyLayout& layout, int local_experts, const LowLatencyScratch& scratch) {
-  if (!w.begin()) return false;
+HEDDLE_PROTOCOL const std::int32_t* low_latency_hear(W& w, const LowLatencyLayout& layout, int local_experts,
+                                                     const LowLatencyScratch& scratch) {
+  if (!w.begin()) return nullptr;
   const HeapView& heap = w.heap();
   const int heard = local_experts > 0 ? local_experts : 1;
-  for (int region = w.index(); region < heard * heap.ranks; region += w.count()) {
-    const int e = region / heap.ranks;
+  const auto word = [&](int region) {
     const int s = region % heap.ranks;
-    std::uint32_t count = 0;
-    if (w.live(s) && !w.acquire(heap.mine<Word>(layout.count_word(e, s)), {WordKind::low_latency_count, s, e}, count)) return false;
-    scratch.arrived[region] = static_cast<std::int32_t>(count);
-  }
-  return w.team_barrier();
+    return w.live(s) ? heap.template mine<const Word>(layout.count_word(region / heap.ranks, s)) : nullptr;
+  };
+  const auto name = [&](int region) { return WordName{WordKind::low_latency_count, region % heap.ranks, region / heap.ranks}; };
+  const std::int32_t* arrived = nullptr;
+  return acquire_each(w, heard * heap.ranks, word, name, scratch.arrived, &arrived) ? arrived : nullptr;
 }
 
 /// Packs each expert's rows in source order.
 template <Worker W>
-HEDDLE_PROTOCOL bool low_latency_pack(W& w, const LowLatencyLayout& layout, int local_experts, const LowLatencyScratch& scratch) {
+HEDDLE_PROTOCOL void low_latency_pack(W& w, const LowLatencyLayout& layout, int local_experts, const std::int32_t* arrived,
+                                      const LowLatencyScratch& scratch) {
   const HeapView& heap = w.heap();
   const int ranks = heap.ranks;
-  const auto arrived = [&](int region) { return scratch.arrived[region]; };
-  w.deal(local_experts * ranks, ranks, arrived, [&](int region, int slot, int before) {
+  const int rows = w.sum_values(local_experts * ranks, arrived);
+  const int parts = w.row_parts(rows, layout.wire.hidden);
+  const auto rows_of = [&](int region) { return arrived[region]; };
+  w.deal(local_experts * ranks, ranks, parts, rows_of, [&](int region, int slot, int before, const RowPart& part) {
     const int e = region / ranks;
     const std::size_t from = layout.row_number(e, region % ranks, slot);
     const auto to = static_cast<std::size_t>(e * scratch.block_rows + before + slot);
-    w.copy_row(scratch.rows + to * layout.wire.row_bytes(), heap.mine<std::byte>(layout.row(from)), layout.wire);
-    w.complete(w.copy_bytes(&scratch.origins[to], heap.mine<std::byte>(layout.origin(from)), sizeof(PairOrigin)));
-    scratch.weights[to] = scratch.origins[to].weight;
+    const auto place = [&](int) { return scratch.rows + to * layout.wire.row_bytes(); };
+    copy_row(w, 1, place, heap.mine<std::byte>(layout.row(from)), layout.wire, part);
+    if (part.index != part.count - 1) return;
+    const PairOrigin origin = w.read(heap.mine<PairOrigin>(layout.origin(from)));
+    scratch.origins[to] = origin;
+    scratch.weights[to] = origin.weight;
   });
   if (w.index() == 0) {
     w.lanes(local_experts, [&](int e) {
-      int rows = 0;
-      for (int s = 0; s < ranks; ++s) rows += scratch.arrived[e * ranks + s];
-      scratch.counts[e] = rows;
+      int sum = 0;
+      for (int s = 0; s < ranks; ++s) sum += arrived[e * ranks + s];
+      scratch.counts[e] = sum;
     });
   }
   w.complete_all();
-  return w.team_barrier();
-}
-
-template <Worker W>
-HEDDLE_PROTOCOL bool low_latency_receive(W& w, const LowLatencyLayout& layout, int local_experts,
-                                         const LowLatencyScratch& scratch) {
-  return low_latency_hear(w, layout, local_experts, scratch) && low_latency_pack(w, layout, local_experts, scratch);
 }
 
 /// results [local experts, block_rows, H]: each row returns to the slot of its choice at its home.
@@ -113,17 +135,19 @@ HEDDLE_PROTOCOL bool low_latency_return(W& w, const LowLatencyLayout& layout, in
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   const int ranks = heap.ranks;
+  const int rows = w.sum_values(local_experts, scratch.counts);
+  const int parts = w.row_parts(rows, layout.returned.hidden);
   const auto arrived = [&](int region) { return scratch.arrived[region]; };
-  w.deal(local_experts * ranks, ranks, arrived, [&](int region, int slot, int before) {
+  w.deal(local_experts * ranks, ranks, parts, arrived, [&](int region, int slot, int before, const RowPart& part) {
     const auto number = static_cast<std::size_t>(region / ranks * scratch.block_rows + before + slot);
-    const std::byte* row = row_to_send(w, results + number * static_cast<std::size_t>(layout.returned.hidden), layout.returned);
     const auto pair = static_cast<std::size_t>(scratch.origins[number].pair);
-    w.copy_row(heap.at<std::byte>(region % ranks, layout.slot(pair)), row, layout.returned);
+    const auto to = [&](int) { return heap.at<std::byte>(region % ranks, layout.slot(pair)); };
+    send_row(w, 1, to, results + number * static_cast<std::size_t>(layout.returned.hidden), layout.returned, part);
   });
   w.complete_all();
-  if (!w.team_barrier()) return false;
-  const auto word = [&](int peer) { return layout.returned_word(peer); };
-  tell_all(w, word, 1);
+  if (w.last_of_team())
+    tell(
+        w, [&](int peer) { return layout.returned_word(peer); }, [](int) { return 1; });
   return true;
 }
 
@@ -134,22 +158,23 @@ HEDDLE_PROTOCOL bool low_latency_collect(W& w, const LowLatencyLayout& layout, c
                                          const PlacementView& placement, bool weighted, const SharedRows& shared, bf16* out) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
-  const auto word = [&](int peer) { return layout.returned_word(peer); };
-  if (!hear_all(w, word, WordKind::low_latency_returned)) return false;
+  if (!hear_all(
+          w, [&](int peer) { return layout.returned_word(peer); }, WordKind::low_latency_returned))
+    return false;
   const auto hidden = static_cast<std::size_t>(layout.returned.hidden);
   const int parts = w.row_parts(input.tokens, layout.returned.hidden);
   for (int item = w.index(); item < input.tokens * parts; item += w.count()) {
     const int token = item / parts;
     const auto term = [&](int choice) {
       const int pair = token * input.topk + choice;
-      const std::int32_t id = input.ids[pair];
-      if (id < 0 || !w.live(placement.rank_of[id])) return SumTerm{};
+      const int d = placement.rank_of_choice(input.ids[pair]);
+      if (d < 0 || !w.live(d)) return SumTerm{};
       return SumTerm{heap.mine<std::byte>(layout.slot(static_cast<std::size_t>(pair))), input.weights[pair]};
     };
     w.reduce_rows(out + static_cast<std::size_t>(token) * hidden, input.topk, term, SumFormat{layout.returned, weighted},
-                  shared.of(static_cast<std::size_t>(token), hidden), item % parts, parts);
+                  shared.of(static_cast<std::size_t>(token), hidden), RowPart{item % parts, parts});
   }
-  return w.team_barrier();
+  return true;
 }
 
 }  // namespace heddle

@@ -26,10 +26,8 @@ struct NormalCall : DeviceCall {
 
 __device__ NormalScratch scratch_of(const NormalCall& call) {
   NormalScratch scratch = call.scratch;
-  scratch.slots = of_this_rank(scratch.slots, call);
   scratch.sent = of_this_rank(scratch.sent, call);
   scratch.arrived = of_this_rank(scratch.arrived, call);
-  scratch.before = of_this_rank(scratch.before, call);
   scratch.progress = of_this_rank(scratch.progress, call);
   const bool plain = call.layout.wire.wire == Wire::bf16;
   scratch.rows_to_send =
@@ -50,18 +48,13 @@ __device__ ExpertLayout experts_of(const NormalCall& call, int rank) {
   to.places = of_this_rank(to.places, call.exact_stride);
   to.row_weights = of_this_rank(to.row_weights, call.exact_stride);
   to.rows = of_this_rank(to.rows, call.exact_stride);
+  to.numbers = of_this_rank(to.numbers, call.exact_stride);
   to.before = of_this_rank(to.before, call.exact_stride);
   return to;
 }
 
-__device__ int arrived_rows(const std::int32_t* arrived, int ranks) {
-  int n = 0;
-  for (int s = 0; s < ranks; ++s) n += arrived[s];
-  return n;
-}
-
 __global__ void __launch_bounds__(threads_a_cta) normal_counts(const __grid_constant__ NormalCall call) {
-  HEDDLE_DEVICE_WORKER(w, call);
+  HEDDLE_DEVICE_WORKER(w, call, NewCall::yes);
   const SendInput input = send_input(call);
   const NormalScratch scratch = scratch_of(call);
   if (!check_input(w, call, input)) return;
@@ -72,31 +65,48 @@ __global__ void __launch_bounds__(threads_a_cta) normal_counts(const __grid_cons
   }
   if (!normal_exchange_counts(w, call.layout, input, call.placement, scratch)) return;
   if (w.index() != 0) return;
-  std::int32_t first = 0;
-  std::int32_t returned = 0;
-  for (int peer = 0; peer < w.heap().ranks; ++peer) {
-    of_this_rank(call.firsts, call)[peer] = first;
-    of_this_rank(call.returned_firsts, call)[peer] = returned;
-    first += scratch.arrived[peer];
-    returned += scratch.sent[peer];
-  }
+  std::int32_t* firsts = of_this_rank(call.firsts, call);
+  std::int32_t* returned_firsts = of_this_rank(call.returned_firsts, call);
+  w.lanes(w.heap().ranks, [&](int peer) {
+    firsts[peer] = scratch.arrived[peer];
+    returned_firsts[peer] = scratch.sent.totals[peer];
+  });
+  w.prefix_sums(w.heap().ranks, firsts, 1);
+  w.prefix_sums(w.heap().ranks, returned_firsts, 1);
 }
 
 __global__ void __launch_bounds__(threads_a_cta) normal_move(const __grid_constant__ NormalCall call) {
-  HEDDLE_DEVICE_WORKER(w, call);
+  HEDDLE_DEVICE_WORKER(w, call, NewCall::no);
   const NormalScratch scratch = scratch_of(call);
   std::byte* rows = of_this_rank(call.rows, call.exact_stride);
   const ArrivedRouting routing = routing_of(call);
   if (!normal_dispatch(w, call.layout, send_input(call), call.placement, scratch, of_this_rank(call.firsts, call), rows, routing))
     return;
   if (!call.by_expert) return;
-  const int n = arrived_rows(scratch.arrived, w.heap().ranks);
+  const int n = w.sum_values(w.heap().ranks, scratch.arrived);
   const auto row_of = [&](int i) { return rows + static_cast<std::size_t>(i) * call.layout.wire.row_bytes(); };
-  expand_rows(w, n, routing, call.layout.wire, row_of, experts_of(call, w.heap().rank));
+  const auto weight_of = [&](int pair) { return routing.weights + pair; };
+  expand_rows(w, n, call.topk, routing.local_ids, call.layout.wire, row_of, weight_of, experts_of(call, w.heap().rank));
+}
+
+/// sums [n, H]: what goes back of each arrived row.
+__device__ bool sum_arrived_rows(DeviceWorker& w, const NormalCall& call, const NormalScratch& scratch, const bf16* results,
+                                 bf16* sums) {
+  const int hidden = call.layout.returned.hidden;
+  const int n = w.sum_values(w.heap().ranks, scratch.arrived);
+  const std::int32_t* places = of_this_rank(call.experts_layout.places, call.exact_stride);
+  const ArrivedRouting routing = routing_of(call);
+  const int parts = w.row_parts(n, hidden);
+  for (int item = w.index(); item < n * parts; item += w.count()) {
+    const int row = item / parts;
+    sum_pairs(w, row, routing, places, results, hidden, call.weighted,
+              sums + static_cast<std::size_t>(row) * static_cast<std::size_t>(hidden), RowPart{item % parts, parts});
+  }
+  return w.team_barrier();
 }
 
 __global__ void __launch_bounds__(threads_a_cta) normal_combine(const __grid_constant__ NormalCall call) {
-  HEDDLE_DEVICE_WORKER(w, call);
+  HEDDLE_DEVICE_WORKER(w, call, NewCall::no);
   const NormalScratch scratch = scratch_of(call);
   const DeviceRank& rank = call.ranks[blockIdx.y];
   const std::int32_t* returned_firsts = of_this_rank(call.returned_firsts, call);
@@ -105,17 +115,13 @@ __global__ void __launch_bounds__(threads_a_cta) normal_combine(const __grid_con
     const bf16* sums = rank.results;
     if (call.by_expert) {
       bf16* sums_here = of_this_rank(call.sums, call.exact_stride);
-      const int n = arrived_rows(scratch.arrived, w.heap().ranks);
-      const std::int32_t* places = of_this_rank(call.experts_layout.places, call.exact_stride);
-      if (!sum_pairs(w, n, routing_of(call), places, rank.results, call.layout.returned.hidden, call.weighted, sums_here)) return;
+      if (!sum_arrived_rows(w, call, scratch, rank.results, sums_here)) return;
       sums = sums_here;
     }
     if (!normal_return(w, call.layout, scratch, of_this_rank(call.firsts, call), sums, returned_firsts, returned)) return;
   }
   if (!call.receive) return;
-  if (!normal_collect(w, call.layout, send_input(call), scratch, returned_firsts, returned, shared_rows(call), rank.output.out))
-    return;
-  if (w.index() == 0) w.finish_epoch();
+  normal_collect(w, call.layout, send_input(call), scratch, returned_firsts, returned, shared_rows(call), rank.output.out);
 }
 
 class DeviceNormal final : public DeviceExchangeBase {
@@ -131,18 +137,15 @@ class DeviceNormal final : public DeviceExchangeBase {
     parameters_.weighted = options.weight_at == WeightAt::combine;
     const auto r = static_cast<std::size_t>(ranks());
     ScratchPlan plan;
-    const std::size_t slots = plan.take(static_cast<std::size_t>(options.cap) * r * sizeof(std::int32_t));
-    sent_ = plan.take(r * sizeof(std::int32_t));
+    const NumberingPlan sent = plan_numbering(plan, static_cast<std::size_t>(options.cap) * r, r, options.cap, set_chunk);
+    sent_ = sent.totals;
     arrived_ = plan.take(r * sizeof(std::int32_t));
     const std::size_t firsts = plan.take(r * sizeof(std::int32_t));
     const std::size_t returned_firsts = plan.take(r * sizeof(std::int32_t));
     const std::size_t progress = plan.take(r * sizeof(NormalProgress));
     const std::size_t wire_rows = plan.take(static_cast<std::size_t>(options.cap) * parameters_.layout.wire.row_bytes());
-    const std::size_t before = plan.take(chunks_of(options.cap, rank_numbering_chunk) * r * sizeof(std::int32_t));
     allocate_scratch(plan);
-    parameters_.scratch.before = at<std::int32_t>(before);
-    parameters_.scratch.slots = at<std::int32_t>(slots);
-    parameters_.scratch.sent = at<std::int32_t>(sent_);
+    parameters_.scratch.sent = at(sent);
     parameters_.scratch.arrived = at<std::int32_t>(arrived_);
     parameters_.scratch.progress = at<NormalProgress>(progress);
     parameters_.firsts = at<std::int32_t>(firsts);
@@ -256,7 +259,8 @@ class DeviceNormal final : public DeviceExchangeBase {
     const std::size_t expanded_rows = plan.take(expanded * row_bytes);
     const std::size_t sums =
         plan.take(parameters_.by_expert ? most_received_ * static_cast<std::size_t>(options_.hidden) * sizeof(bf16) : 0);
-    const std::size_t before = plan.take(chunks_of(static_cast<int>(most_received_ * k), expert_numbering_chunk) *
+    const std::size_t numbers = plan.take(most_received_ * k * sizeof(std::int32_t));
+    const std::size_t before = plan.take(chunks_of(static_cast<int>(most_received_ * k), kind_chunk) *
                                          static_cast<std::size_t>(local) * sizeof(std::int32_t));
     parameters_.exact_stride = align_up(plan.bytes(), 128);
     exact_ = DeviceArray<std::byte>(device(), parameters_.exact_stride * static_cast<std::size_t>(local_ranks()));
@@ -271,6 +275,7 @@ class DeviceNormal final : public DeviceExchangeBase {
     to.places = reinterpret_cast<std::int32_t*>(base + places);
     to.row_weights = reinterpret_cast<float*>(base + row_weights);
     to.rows = base + expanded_rows;
+    to.numbers = reinterpret_cast<std::int32_t*>(base + numbers);
     to.before = reinterpret_cast<std::int32_t*>(base + before);
     parameters_.sums = reinterpret_cast<bf16*>(base + sums);
   }

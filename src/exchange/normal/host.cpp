@@ -14,15 +14,13 @@ class NormalExchange final : public HostExchange {
     layout_.queue_rows = options.queue_rows;
     layout_.chunk_rows = options.chunk_rows;
     const auto r = static_cast<std::size_t>(ranks());
-    slots_ = Array<std::int32_t>(static_cast<std::size_t>(options.cap) * r);
-    sent_ = Array<std::int32_t>(r);
+    sent_ = HostNumbering(static_cast<std::size_t>(options.cap) * r, r);
     arrived_ = Array<std::int32_t>(r);
     firsts_ = Array<std::int32_t>(r);
     returned_firsts_ = Array<std::int32_t>(r);
     progress_ = Array<NormalProgress>(r);
     wire_rows_ = Array<std::byte>(static_cast<std::size_t>(options.cap) * layout_.wire.row_bytes());
-    scratch_.slots = slots_.data();
-    scratch_.sent = sent_.data();
+    scratch_.sent = sent_.view();
     scratch_.arrived = arrived_.data();
     scratch_.progress = progress_.data();
   }
@@ -30,15 +28,17 @@ class NormalExchange final : public HostExchange {
   void dispatch_send(const ExchangeInput& input, const Step& step) override {
     accept(input, step);
     scratch_.rows_to_send = options_.wire == Wire::bf16 ? reinterpret_cast<const std::byte*>(input_.hidden) : wire_rows_.data();
-    run([this](HostWorker& w) {
-      for (int token = w.index(); options_.wire != Wire::bf16 && token < input_.tokens; token += w.count()) {
-        const auto row = static_cast<std::size_t>(token);
-        w.quantise_row(wire_rows_.data() + row * layout_.wire.row_bytes(),
-                       input_.hidden + row * static_cast<std::size_t>(options_.hidden), layout_.wire);
-      }
-      w.complete_all();
-      return normal_exchange_counts(w, layout_, input_, placement_, scratch_);
-    });
+    run(
+        [this](HostWorker& w) {
+          for (int token = w.index(); options_.wire != Wire::bf16 && token < input_.tokens; token += w.count()) {
+            const auto row = static_cast<std::size_t>(token);
+            w.quantise_row(wire_rows_.data() + row * layout_.wire.row_bytes(),
+                           input_.hidden + row * static_cast<std::size_t>(options_.hidden), layout_.wire);
+          }
+          w.complete_all();
+          return normal_exchange_counts(w, layout_, input_, placement_, scratch_);
+        },
+        NewCall::yes);
   }
 
   Arrived dispatch_receive() override {
@@ -49,19 +49,21 @@ class NormalExchange final : public HostExchange {
       firsts_[peer] = received_;
       received_ += arrived_[peer];
       returned_firsts_[peer] = returned;
-      returned += sent_[peer];
+      returned += scratch_.sent.totals[peer];
     }
     reserve(static_cast<std::size_t>(received_), static_cast<std::size_t>(returned));
     const ArrivedRouting routing{options_.topk, local_ids_.data(), weights_.data()};
     run([&](HostWorker& w) {
       return normal_dispatch(w, layout_, input_, placement_, scratch_, firsts_.data(), rows_.data(), routing);
     });
-    for (int d = 0; d < ranks(); ++d) count_rows(d, scratch_.sent[d], layout_.wire.reported_bytes());
+    for (int d = 0; d < ranks(); ++d) count_rows(d, scratch_.sent.totals[d], layout_.wire.reported_bytes());
     const auto since = std::chrono::steady_clock::now();
     run([&](HostWorker& w) {
       if (!by_expert()) return true;
       const auto row_of = [&](int i) { return rows_.data() + static_cast<std::size_t>(i) * layout_.wire.row_bytes(); };
-      return expand_rows(w, received_, routing, layout_.wire, row_of, expanded_.layout(options_, local_experts(), ranks()));
+      const auto weight_of = [&](int pair) { return routing.weights + pair; };
+      return expand_rows(w, received_, options_.topk, routing.local_ids, layout_.wire, row_of, weight_of,
+                         expanded_.layout(options_, local_experts(), ranks()));
     });
     Arrived arrived;
     arrived.received = received_;
@@ -86,9 +88,11 @@ class NormalExchange final : public HostExchange {
     const ArrivedRouting routing{options_.topk, local_ids_.data(), weights_.data()};
     const bool weighted = options_.weight_at == WeightAt::combine;
     run([&](HostWorker& w) {
-      if (by_expert() &&
-          !sum_pairs(w, received_, routing, expanded_.places.data(), results, options_.hidden, weighted, sums_.data()))
-        return false;
+      for (int i = w.index(); by_expert() && i < received_; i += w.count()) {
+        sum_pairs(w, i, routing, expanded_.places.data(), results, options_.hidden, weighted,
+                  sums_.data() + static_cast<std::size_t>(i) * static_cast<std::size_t>(options_.hidden));
+      }
+      if (by_expert() && !w.team_barrier()) return false;
       return normal_return(w, layout_, scratch_, firsts_.data(), by_expert() ? sums_.data() : results, returned_firsts_.data(),
                            returned_.data());
     });
@@ -101,7 +105,7 @@ class NormalExchange final : public HostExchange {
       return normal_collect(w, layout_, input_, scratch_, returned_firsts_.data(), returned_.data(), shared_rows(output),
                             output.out);
     });
-    finish(output);
+    share_outputs(output);
   }
 
  private:
@@ -120,7 +124,8 @@ class NormalExchange final : public HostExchange {
 
   NormalLayout layout_;
   NormalScratch scratch_;
-  Array<std::int32_t> slots_, sent_, arrived_, firsts_, returned_firsts_, local_ids_;
+  HostNumbering sent_;
+  Array<std::int32_t> arrived_, firsts_, returned_firsts_, local_ids_;
   Array<NormalProgress> progress_;
   Array<std::byte> wire_rows_, rows_, returned_;
   Array<float> weights_;

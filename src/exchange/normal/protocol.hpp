@@ -19,12 +19,10 @@ struct NormalProgress {
 
 /// Ordinary memory of one rank for a round trip.
 struct NormalScratch {
-  std::int32_t* slots = nullptr;            ///< [tokens, ranks]
-  std::int32_t* sent = nullptr;             ///< [ranks]: rows to each rank
+  Numbering sent;                           ///< where each token goes, see number_rows_by_rank
   std::int32_t* arrived = nullptr;          ///< [ranks]: rows from each rank
   const std::byte* rows_to_send = nullptr;  ///< [tokens] wire rows (the hidden states themselves with a bf16 wire)
   NormalProgress* progress = nullptr;       ///< [ranks]
-  std::int32_t* before = nullptr;           ///< GPUs only: [chunks of tokens, ranks]
 };
 
 /// Tells every rank how many rows will come; after it the host knows the exact sizes.
@@ -32,10 +30,14 @@ template <Worker W>
 HEDDLE_PROTOCOL bool normal_exchange_counts(W& w, const NormalLayout& layout, const SendInput& input,
                                             const PlacementView& placement, const NormalScratch& scratch) {
   if (!w.begin()) return false;
-  if (!number_rows_by_rank(w, input, placement, scratch.slots, scratch.sent, scratch.before)) return false;
+  RankNumbers rows;
+  if (!number_rows_by_rank(w, input, placement, scratch.sent, rows)) return false;
   const auto word = [&](int peer) { return layout.count_word(peer); };
-  tell_each(w, word, scratch.sent);
-  return hear_all(w, word, WordKind::normal_count, scratch.arrived);
+  if (w.last_of_team()) {
+    tell(w, word, [&](int d) { return rows.counts[d]; });
+    w.raise_epoch();
+  }
+  return hear(w, word, WordKind::normal_count, scratch.arrived) != nullptr;
 }
 
 /// The words and sizes of one direction pair, so that dispatch and combine share one mover.
@@ -155,11 +157,12 @@ HEDDLE_PROTOCOL bool normal_dispatch(W& w, const NormalLayout& layout, const Sen
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
   const auto push = [&](int d, std::uint32_t number, NormalProgress& progress) {
-    while (scratch.slots[progress.cursor * heap.ranks + d] < 0) ++progress.cursor;
+    while (scratch.sent.numbers[progress.cursor * heap.ranks + d] < 0) ++progress.cursor;
     const std::int32_t token = progress.cursor++;
     auto* record = heap.at<std::byte>(d, layout.record(heap.rank, number));
     w.copy_row(record, scratch.rows_to_send + static_cast<std::size_t>(token) * layout.wire.row_bytes(), layout.wire);
-    send_routing(w, record + layout.wire.row_bytes(), input, token);
+    send_routing(
+        w, 1, [&](int) { return record + layout.wire.row_bytes(); }, input, token);
   };
   const auto take = [&](int s, std::uint32_t number) {
     const std::size_t i = static_cast<std::size_t>(firsts[s]) + number;
@@ -168,7 +171,7 @@ HEDDLE_PROTOCOL bool normal_dispatch(W& w, const NormalLayout& layout, const Sen
     take_routing(w, routing, i, record + layout.wire.row_bytes(), placement);
   };
   const NormalFlow flow{WordKind::normal_tail, WordKind::normal_head, layout.chunk_rows, layout.queue_rows};
-  return move_rows(w, flow, NormalDispatchWords{heap, layout}, scratch.sent, scratch.arrived, scratch.progress, push, take);
+  return move_rows(w, flow, NormalDispatchWords{heap, layout}, scratch.sent.totals, scratch.arrived, scratch.progress, push, take);
 }
 
 /// Combine: sums [n, H] (one a row that arrived, in that order) go back; returned holds, for rank d, its
@@ -180,15 +183,15 @@ HEDDLE_PROTOCOL bool normal_return(W& w, const NormalLayout& layout, const Norma
   const HeapView& heap = w.heap();
   const auto push = [&](int home, std::uint32_t number, NormalProgress&) {
     const std::size_t i = static_cast<std::size_t>(firsts[home]) + number;
-    const std::byte* row = row_to_send(w, sums + i * static_cast<std::size_t>(layout.returned.hidden), layout.returned);
-    w.copy_row(heap.at<std::byte>(home, layout.result(heap.rank, number)), row, layout.returned);
+    const auto to = [&](int) { return heap.at<std::byte>(home, layout.result(heap.rank, number)); };
+    send_row(w, 1, to, sums + i * static_cast<std::size_t>(layout.returned.hidden), layout.returned);
   };
   const auto take = [&](int d, std::uint32_t number) {
     const std::size_t i = static_cast<std::size_t>(returned_firsts[d]) + number;
     w.copy_row(returned + i * layout.returned.row_bytes(), heap.mine<std::byte>(layout.result(d, number)), layout.returned);
   };
   const NormalFlow flow{WordKind::normal_return_tail, WordKind::normal_return_head, layout.chunk_rows, layout.queue_rows};
-  return move_rows(w, flow, NormalReturnWords{heap, layout}, scratch.arrived, scratch.sent, scratch.progress, push, take);
+  return move_rows(w, flow, NormalReturnWords{heap, layout}, scratch.arrived, scratch.sent.totals, scratch.progress, push, take);
 }
 
 /// out [tokens, H] = sum over ranks, ascending, of the rows they returned.
@@ -203,14 +206,14 @@ HEDDLE_PROTOCOL bool normal_collect(W& w, const NormalLayout& layout, const Send
   for (int item = w.index(); item < input.tokens * parts; item += w.count()) {
     const int token = item / parts;
     const auto term = [&](int d) {
-      const std::int32_t slot = scratch.slots[token * ranks + d];
+      const std::int32_t slot = scratch.sent.numbers[token * ranks + d];
       if (slot < 0) return SumTerm{};
       return SumTerm{returned + static_cast<std::size_t>(returned_firsts[d] + slot) * layout.returned.row_bytes()};
     };
     w.reduce_rows(out + static_cast<std::size_t>(token) * hidden, ranks, term, SumFormat{layout.returned, false},
-                  shared.of(static_cast<std::size_t>(token), hidden), item % parts, parts);
+                  shared.of(static_cast<std::size_t>(token), hidden), RowPart{item % parts, parts});
   }
-  return w.team_barrier();
+  return true;
 }
 
 }  // namespace heddle

@@ -13,16 +13,14 @@ struct OneSidedCall : DeviceCall {
 
 __device__ OneSidedScratch scratch_of(const OneSidedCall& call) {
   OneSidedScratch scratch = call.scratch;
-  scratch.slots = of_this_rank(scratch.slots, call);
   scratch.sent = of_this_rank(scratch.sent, call);
   scratch.arrived = of_this_rank(scratch.arrived, call);
-  scratch.before = of_this_rank(scratch.before, call);
   for (int p = 0; p < call.layout.extra_payloads; ++p) scratch.extra[p] = call.ranks[blockIdx.y].input.extra[p];
   return scratch;
 }
 
 __global__ void __launch_bounds__(threads_a_cta) one_sided_dispatch(const __grid_constant__ OneSidedCall call) {
-  HEDDLE_DEVICE_WORKER(w, call);
+  HEDDLE_DEVICE_WORKER(w, call, call.send ? NewCall::yes : NewCall::no);
   const SendInput input = send_input(call);
   const OneSidedScratch scratch = scratch_of(call);
   if (call.send) {
@@ -30,20 +28,19 @@ __global__ void __launch_bounds__(threads_a_cta) one_sided_dispatch(const __grid
   }
   if (call.receive) {
     const ArrivedRouting routing{call.topk, of_this_rank(call.routing.local_ids, call), of_this_rank(call.routing.weights, call)};
-    if (!one_sided_receive(w, call.layout, scratch)) return;
-    one_sided_list(w, call.layout, call.max_tokens, call.placement, scratch, routing);
+    const std::int32_t* arrived = one_sided_receive(w, call.layout, scratch);
+    if (arrived != nullptr) one_sided_list(w, call.layout, call.max_tokens, call.placement, arrived, routing);
   }
 }
 
 __global__ void __launch_bounds__(threads_a_cta) one_sided_combine(const __grid_constant__ OneSidedCall call) {
-  HEDDLE_DEVICE_WORKER(w, call);
+  HEDDLE_DEVICE_WORKER(w, call, NewCall::no);
   const SendInput input = send_input(call);
   const OneSidedScratch scratch = scratch_of(call);
   const DeviceRank& rank = call.ranks[blockIdx.y];
   if (call.send && !one_sided_offer(w, call.layout, call.max_tokens, rank.results, scratch)) return;
   if (!call.receive) return;
-  if (!one_sided_pull(w, call.layout, call.max_tokens, input, scratch, shared_rows(call), rank.output.out)) return;
-  if (w.index() == 0) w.finish_epoch();
+  one_sided_pull(w, call.layout, call.max_tokens, input, scratch, shared_rows(call), rank.output.out);
 }
 
 class DeviceOneSided final : public DeviceWay<OneSidedCall> {
@@ -57,16 +54,12 @@ class DeviceOneSided final : public DeviceWay<OneSidedCall> {
     const auto r = static_cast<std::size_t>(ranks());
     const auto k = static_cast<std::size_t>(options.topk);
     ScratchPlan plan;
-    const std::size_t slots = plan.take(static_cast<std::size_t>(options.cap) * r * sizeof(std::int32_t));
-    const std::size_t sent = plan.take(r * sizeof(std::int32_t));
+    const NumberingPlan sent = plan_numbering(plan, static_cast<std::size_t>(options.cap) * r, r, options.cap, set_chunk);
     const std::size_t counts = plan.take(r * sizeof(std::int32_t));
     local_ids_ = plan.take(layout.blocks() * k * sizeof(std::int32_t));
     weights_ = plan.take(layout.blocks() * k * sizeof(float));
-    const std::size_t before = plan.take(chunks_of(options.cap, rank_numbering_chunk) * r * sizeof(std::int32_t));
     allocate_scratch(plan);
-    parameters_.scratch.before = at<std::int32_t>(before);
-    parameters_.scratch.slots = at<std::int32_t>(slots);
-    parameters_.scratch.sent = at<std::int32_t>(sent);
+    parameters_.scratch.sent = at(sent);
     parameters_.scratch.arrived = at<std::int32_t>(counts);
     parameters_.routing = {options.topk, at<std::int32_t>(local_ids_), at<float>(weights_)};
   }

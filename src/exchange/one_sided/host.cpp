@@ -12,28 +12,29 @@ class OneSidedExchange final : public HostExchange {
     for (const std::size_t bytes : options.extra_payloads) layout_.extra_bytes[layout_.extra_payloads++] = bytes;
     const auto r = static_cast<std::size_t>(ranks());
     const auto k = static_cast<std::size_t>(options.topk);
-    slots_ = Array<std::int32_t>(static_cast<std::size_t>(options.cap) * r);
-    sent_ = Array<std::int32_t>(r);
+    sent_ = HostNumbering(static_cast<std::size_t>(options.cap) * r, r);
     arrived_ = Array<std::int32_t>(r);
     local_ids_ = Array<std::int32_t>(layout_.blocks() * k);
     weights_ = Array<float>(layout_.blocks() * k);
-    scratch_.slots = slots_.data();
-    scratch_.sent = sent_.data();
+    scratch_.sent = sent_.view();
     scratch_.arrived = arrived_.data();
   }
 
   void dispatch_send(const ExchangeInput& input, const Step& step) override {
     accept(input, step);
     for (std::size_t p = 0; p < input.extra.size(); ++p) scratch_.extra[p] = input.extra[p];
-    run([this](HostWorker& w) { return one_sided_send(w, layout_, step_.max_tokens, input_, placement_, scratch_); });
-    for (int d = 0; d < ranks(); ++d) count_rows(d, scratch_.sent[d], layout_.wire.reported_bytes());
+    run([this](HostWorker& w) { return one_sided_send(w, layout_, step_.max_tokens, input_, placement_, scratch_); }, NewCall::yes);
+    for (int d = 0; d < ranks(); ++d) count_rows(d, scratch_.sent.totals[d], layout_.wire.reported_bytes());
   }
 
   Arrived dispatch_receive() override {
     const int block = step_.max_tokens;
     const ArrivedRouting routing{options_.topk, local_ids_.data(), weights_.data()};
     run([&](HostWorker& w) {
-      return one_sided_receive(w, layout_, scratch_) && one_sided_list(w, layout_, block, placement_, scratch_, routing);
+      const std::int32_t* rows = one_sided_receive(w, layout_, scratch_);
+      if (rows == nullptr) return false;
+      one_sided_list(w, layout_, block, placement_, rows, routing);
+      return true;
     });
     Arrived arrived;
     arrived.layout = ArrivedLayout::routed;
@@ -59,14 +60,15 @@ class OneSidedExchange final : public HostExchange {
     run([&](HostWorker& w) {
       return one_sided_pull(w, layout_, step_.max_tokens, input_, scratch_, shared_rows(output), output.out);
     });
-    for (int d = 0; d < ranks(); ++d) count_rows(d, scratch_.sent[d], layout_.returned.reported_bytes());
-    finish(output);
+    for (int d = 0; d < ranks(); ++d) count_rows(d, scratch_.sent.totals[d], layout_.returned.reported_bytes());
+    share_outputs(output);
   }
 
  private:
   OneSidedLayout layout_;
   OneSidedScratch scratch_;
-  Array<std::int32_t> slots_, sent_, arrived_, local_ids_;
+  HostNumbering sent_;
+  Array<std::int32_t> arrived_, local_ids_;
   Array<float> weights_;
 };
 

@@ -13,24 +13,28 @@ struct ElasticMemory {
       : topk(layout.shape.topk),
         slots(room<std::int32_t>(static_cast<std::size_t>(layout.shape.cap * layout.shape.ranks))),
         sent(room<std::int32_t>(static_cast<std::size_t>(layout.shape.ranks))),
+        before(sent),
         arrived(sent),
         home_tokens(room<std::int32_t>(layout.region_rows())),
         local_ids(room<std::int32_t>(layout.region_rows() * static_cast<std::size_t>(topk))),
         places(local_ids),
         begins(room<std::int32_t>(static_cast<std::size_t>(layout.shape.max_local_experts))),
         counts(begins),
+        numbers(local_ids),
+        before_experts(begins),
         weights(local_ids.size()),
         row_weights(local_ids.size() + begins.size() * alignment),
         rows(row_weights.size() * layout.wire.row_bytes()),
         results(row_weights.size() * static_cast<std::size_t>(layout.wire.hidden)),
         sums(layout.region_rows() * static_cast<std::size_t>(layout.wire.hidden)) {}
-  ElasticScratch scratch() { return {slots.data(), sent.data(), arrived.data(), home_tokens.data(), routing()}; }
+  ElasticScratch scratch() { return {{slots.data(), sent.data(), before.data()}, arrived.data(), home_tokens.data(), routing()}; }
   ArrivedRouting routing() { return {topk, local_ids.data(), weights.data()}; }
   ExpertLayout by_expert(int local_experts) {
-    return {local_experts, alignment, 0, begins.data(), counts.data(), places.data(), row_weights.data(), rows.data()};
+    return {local_experts, alignment,          0,           begins.data(),  counts.data(),
+            places.data(), row_weights.data(), rows.data(), numbers.data(), before_experts.data()};
   }
   int topk;
-  std::vector<std::int32_t> slots, sent, arrived, home_tokens, local_ids, places, begins, counts;
+  std::vector<std::int32_t> slots, sent, before, arrived, home_tokens, local_ids, places, begins, counts, numbers, before_experts;
   std::vector<float> weights, row_weights;
   std::vector<std::byte> rows;
   std::vector<bf16> results, sums;
@@ -53,12 +57,17 @@ class ElasticTrip : public Trip<ElasticLayout, ElasticMemory> {
     ElasticMemory& own = memory(w);
     const ElasticScratch scratch = own.scratch();
     const auto room_rows = static_cast<int>(layout_.region_rows());
-    if (!elastic_send(w, layout_, input(call, w.heap().rank), batches_.placement(), scratch) ||
-        !elastic_receive(w, layout_, scratch) || !elastic_list(w, layout_, room_rows, batches_.placement(), scratch)) {
-      return false;
+    if (!elastic_send(w, layout_, input(call, w.heap().rank), batches_.placement(), scratch)) return false;
+    const std::int32_t* arrived = elastic_receive(w, layout_, scratch);
+    if (arrived == nullptr) return false;
+    const int n = std::accumulate(arrived, arrived + layout_.shape.ranks, 0);
+    if (!elastic_list(w, layout_, arrived, n, room_rows, batches_.placement(), scratch)) return false;
+    if (expand) {
+      return elastic_expand(w, layout_, arrived, n, batches_.placement(), scratch,
+                            own.by_expert(batches_.local_experts(w.heap().rank)));
     }
-    return expand ? elastic_expand(w, layout_, scratch, own.by_expert(batches_.local_experts(w.heap().rank)))
-                  : elastic_copy_out(w, layout_, scratch, own.rows.data());
+    elastic_copy_out(w, layout_, arrived, n, own.rows.data());
+    return true;
   }
 
   template <class W>
@@ -83,12 +92,13 @@ class ElasticTrip : public Trip<ElasticLayout, ElasticMemory> {
   template <class W>
   bool combine(W& w, int call, bf16* out) {
     ElasticMemory& own = memory(w);
-    const int n = std::accumulate(own.arrived.begin(), own.arrived.end(), 0);
-    if (expand && reduce == Reduce::rank &&
-        !sum_pairs(w, n, own.routing(), own.places.data(), own.results.data(), hidden(), true, own.sums.data())) {
-      return false;
-    }
-    return elastic_return(w, layout_, own.sums.data(), own.results.data(), own.places.data(), own.scratch()) &&
+    ElasticResults results;
+    results.summed = !expand && reduce == Reduce::rank;
+    results.rows = results.summed ? own.sums.data() : own.results.data();
+    results.places = expand ? own.places.data() : nullptr;
+    results.weighted = true;
+    results.sums = own.sums.data();
+    return elastic_return(w, layout_, results, own.scratch()) &&
            elastic_collect(w, layout_, input(call, w.heap().rank), batches_.placement(), own.scratch(), true, {}, out);
   }
 

@@ -34,12 +34,14 @@ class GatherTrip : public Trip<GatherLayout, GatherMemory> {
   bool dispatch(W& w, int call) {
     GatherMemory& own = memory(w);
     const SendInput sent = input(call, w.heap().rank);
-    if (gathering != Gathering::padded && !gather_exchange_counts(w, layout_, sent.tokens, own.counts.data())) return false;
+    if (gathering != Gathering::padded && gather_exchange_counts(w, layout_, sent.tokens, false, own.counts.data()) == nullptr) {
+      return false;
+    }
     const std::size_t first = first_row(call, w.heap().rank);
     if (gathering == Gathering::zero_filled) {
       std::byte* sum = own.sums.data() + layout_.record_bytes() * static_cast<std::size_t>(w.index());
       if (!gather_all_reduce(w, layout_, rows(call), first, sent, own.zeros.data(), sum)) return false;
-    } else if (!gather_all_gather(w, layout_, first, sent, own.counts.data())) {
+    } else if (!gather_send(w, layout_, first, sent) || gather_hear(w, layout_, own.counts.data()) == nullptr) {
       return false;
     }
     for (int s = 0; s < layout_.shape.ranks; ++s) {
@@ -72,8 +74,8 @@ class GatherTrip : public Trip<GatherLayout, GatherMemory> {
   template <class W>
   bool combine(W& w, int call, bf16* out) {
     const int rank = w.heap().rank;
-    const auto tokens = static_cast<std::size_t>(input(call, rank).tokens);
-    return gather_offer(w, layout_, rows(call), memory(w).results.data()) &&
+    const int tokens = input(call, rank).tokens;
+    return gather_offer(w, layout_, static_cast<int>(rows(call)), memory(w).results.data()) &&
            gather_pull(w, layout_, first_row(call, rank), tokens, {}, out);
   }
 
@@ -97,8 +99,8 @@ class TensorParallelTrip : public Trip<GatherLayout, GatherMemory> {
   }
 
   template <class W>
-  bool dispatch(W&, int) {
-    return true;
+  bool dispatch(W& w, int call) {
+    return gather_exchange_counts(w, layout_, input(call, w.heap().rank).tokens, true, memory(w).counts.data()) != nullptr;
   }
 
   template <class W>
@@ -117,13 +119,12 @@ class TensorParallelTrip : public Trip<GatherLayout, GatherMemory> {
     const int rank = w.heap().rank;
     const int all = batches_.all_tokens(call);
     const auto first = static_cast<std::size_t>(all * rank / layout_.shape.ranks);
-    const std::size_t rows = static_cast<std::size_t>(all * (rank + 1) / layout_.shape.ranks) - first;
+    const int rows = all * (rank + 1) / layout_.shape.ranks - static_cast<int>(first);
     bf16* sums = sums_[static_cast<std::size_t>(rank)].data();
     bf16* outputs = outputs_[static_cast<std::size_t>(rank)].data();
     const AllGatherLayout shared{layout_.shape, hidden(), layout_.areas};
-    if (!gather_offer(w, layout_, static_cast<std::size_t>(all), memory(w).results.data()) ||
-        !gather_pull(w, layout_, first, rows, {}, sums) ||
-        !all_gather_rows(w, shared, first, rows, static_cast<std::size_t>(all), sums, outputs)) {
+    if (!gather_offer(w, layout_, all, memory(w).results.data()) || !gather_pull(w, layout_, first, rows, {}, sums) ||
+        !w.team_barrier() || !all_gather_rows(w, shared, static_cast<int>(first), rows, all, sums, outputs) || !w.team_barrier()) {
       return false;
     }
     const auto values = static_cast<std::size_t>(hidden());

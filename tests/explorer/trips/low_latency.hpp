@@ -10,6 +10,7 @@ struct LowLatencyMemory {
       : block_rows(layout.shape.ranks * layout.shape.cap),
         slots(room<std::int32_t>(static_cast<std::size_t>(layout.shape.cap * layout.shape.topk))),
         sent(room<std::int32_t>(static_cast<std::size_t>(layout.shape.experts))),
+        before(sent),
         arrived(room<std::int32_t>(static_cast<std::size_t>(layout.shape.max_local_experts * layout.shape.ranks))),
         counts(room<std::int32_t>(static_cast<std::size_t>(layout.shape.max_local_experts))),
         rows(layout.regions() * layout.wire.row_bytes()),
@@ -17,10 +18,16 @@ struct LowLatencyMemory {
         weights(layout.regions()),
         results(layout.regions() * static_cast<std::size_t>(layout.wire.hidden)) {}
   LowLatencyScratch scratch() {
-    return {slots.data(), sent.data(), arrived.data(), block_rows, rows.data(), origins.data(), weights.data(), counts.data()};
+    return {{slots.data(), sent.data(), before.data()},
+            arrived.data(),
+            block_rows,
+            rows.data(),
+            origins.data(),
+            weights.data(),
+            counts.data()};
   }
   int block_rows;
-  std::vector<std::int32_t> slots, sent, arrived, counts;
+  std::vector<std::int32_t> slots, sent, before, arrived, counts;
   std::vector<std::byte> rows;
   std::vector<PairOrigin> origins;
   std::vector<float> weights;
@@ -35,8 +42,12 @@ class LowLatencyTrip : public Trip<LowLatencyLayout, LowLatencyMemory> {
   template <class W>
   bool dispatch(W& w, int call) {
     const LowLatencyScratch scratch = memory(w).scratch();
-    return low_latency_send(w, layout_, input(call, w.heap().rank), batches_.placement(), scratch) &&
-           low_latency_receive(w, layout_, batches_.local_experts(w.heap().rank), scratch);
+    const int local_experts = batches_.local_experts(w.heap().rank);
+    if (!low_latency_send(w, layout_, input(call, w.heap().rank), batches_.placement(), scratch)) return false;
+    const std::int32_t* arrived = low_latency_hear(w, layout_, local_experts, scratch);
+    if (arrived == nullptr) return false;
+    low_latency_pack(w, layout_, local_experts, arrived, scratch);
+    return true;
   }
 
   template <class W>

@@ -12,6 +12,7 @@ struct NormalMemory {
       : topk(layout.shape.topk),
         slots(room<std::int32_t>(static_cast<std::size_t>(layout.shape.cap * layout.shape.ranks))),
         sent(room<std::int32_t>(static_cast<std::size_t>(layout.shape.ranks))),
+        before(sent),
         arrived(sent),
         firsts(sent),
         returned_firsts(sent),
@@ -24,10 +25,12 @@ struct NormalMemory {
   static std::size_t all_rows(const NormalLayout& layout) {
     return static_cast<std::size_t>(layout.shape.cap * layout.shape.ranks);
   }
-  NormalScratch scratch() { return {slots.data(), sent.data(), arrived.data(), wire_rows.data(), progress.data()}; }
+  NormalScratch scratch() {
+    return {{slots.data(), sent.data(), before.data()}, arrived.data(), wire_rows.data(), progress.data()};
+  }
   ArrivedRouting routing() { return {topk, local_ids.data(), weights.data()}; }
   int topk;
-  std::vector<std::int32_t> slots, sent, arrived, firsts, returned_firsts, local_ids;
+  std::vector<std::int32_t> slots, sent, before, arrived, firsts, returned_firsts, local_ids;
   std::vector<float> weights;
   std::vector<std::byte> wire_rows, rows, returned;
   std::vector<bf16> sums;

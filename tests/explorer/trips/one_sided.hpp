@@ -9,10 +9,11 @@ struct OneSidedMemory {
   OneSidedMemory(const Batches&, const OneSidedLayout& layout)
       : slots(room<std::int32_t>(static_cast<std::size_t>(layout.shape.cap * layout.shape.ranks))),
         sent(room<std::int32_t>(static_cast<std::size_t>(layout.shape.ranks))),
+        before(sent),
         arrived(sent),
         results(room<bf16>(layout.blocks() * static_cast<std::size_t>(layout.wire.hidden))) {}
-  OneSidedScratch scratch() { return {slots.data(), sent.data(), arrived.data(), {}}; }
-  std::vector<std::int32_t> slots, sent, arrived;
+  OneSidedScratch scratch() { return {{slots.data(), sent.data(), before.data()}, arrived.data(), {}}; }
+  std::vector<std::int32_t> slots, sent, before, arrived;
   std::vector<bf16> results;
 };
 
@@ -25,7 +26,7 @@ class OneSidedTrip : public Trip<OneSidedLayout, OneSidedMemory> {
   bool dispatch(W& w, int call) {
     const OneSidedScratch scratch = memory(w).scratch();
     return one_sided_send(w, layout_, batches_.largest(call), input(call, w.heap().rank), batches_.placement(), scratch) &&
-           one_sided_receive(w, layout_, scratch);
+           one_sided_receive(w, layout_, scratch) != nullptr;
   }
 
   template <class W>

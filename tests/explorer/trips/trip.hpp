@@ -88,7 +88,10 @@ class WithAllGather : public Way {
     const auto tokens = static_cast<std::size_t>(all_batches_.input(call, w.heap().rank).tokens);
     const auto all = static_cast<std::size_t>(all_batches_.all_tokens(call));
     std::vector<bf16>& everybody = outputs_[static_cast<std::size_t>(w.heap().rank)];
-    if (!Way::combine(w, call, out) || !all_gather_rows(w, layout, first, tokens, all, out, everybody.data())) return false;
+    if (!Way::combine(w, call, out)) return false;
+    w.end_launch();
+    if (!all_gather_rows(w, layout, first, tokens, all, out, everybody.data())) return false;
+    w.end_launch();
     for (int rank = 0; w.index() == 0 && rank < layout.shape.ranks; ++rank) {
       const auto begin = static_cast<std::size_t>(all_batches_.tokens_before(call, rank));
       expect_bytes(w, all_batches_.outputs(call, rank), everybody.data() + begin * hidden,
