@@ -183,6 +183,9 @@ class Trip {
       check(cudaGraphInstantiate(&executable, graph, 0), "instantiation");
       graphs_.push_back(executable);
       check(cudaGraphDestroy(graph), "graph");
+      // Now, not at the first replay: that may come while kernels of another context wait for each other.
+      check(cudaGraphUpload(executable, run_.stream(gpu)), "upload of a graph");
+      check(cudaStreamSynchronize(run_.stream(gpu)), "upload of a graph");
     }
   }
 
