@@ -21,6 +21,8 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds deadline(300);
 constexpr int ranks = 4;
 
+int most_gpus() { return std::min(gpus_here(), ranks); }
+
 /// From when on the rank is silent. normal's dispatch has two kernels with the host between them.
 enum class From { dispatch, dispatch_receive, combine };
 
@@ -211,7 +213,7 @@ void check_silent_rank(const Case& c, DeviceRun& run, const Stop& stop, int vict
 TEST(FaultsGpu, RankSilentInEveryPhase) {
   SKIP_WITHOUT_GPU();
   for (const Case& c : cases()) {
-    DeviceRun run(c, gpus_here(), deadline);
+    DeviceRun run(c, most_gpus(), deadline);
     int round = 0, number = 0;
     for (const Stop& stop : stops_of(c.options)) {
       const int victim = number++ % ranks;
@@ -269,7 +271,7 @@ TEST(FaultsGpu, ReceiveHalfWithoutSendHalf) {
   const std::vector<bool> silent(ranks, true);
   for (const Case& c : cases()) {
     if (c.options.way == Way::normal) continue;  // its receive halves do not wait for what a send half does
-    DeviceRun run(c, gpus_here(), deadline);
+    DeviceRun run(c, most_gpus(), deadline);
     int round = 0;
     for (const Stop& stop : stops_of(c.options)) {
       // The dispatch of gather waits in its send half.
@@ -300,7 +302,7 @@ TEST(FaultsGpu, RankSilentInAReplay) {
   for (const Case& c : cases()) {
     if (c.options.way == Way::normal) continue;
     SCOPED_TRACE(testing::Message() << title(c.options) << ", steps of " << c.most_tokens());
-    DeviceRun run(c, gpus_here());
+    DeviceRun run(c, most_gpus());
     const Pool pool(run, c, c.most_tokens(), 4, Shared::none, seed);
     Trip trip(run, {0, c.most_tokens(), false, true}, Shared::none);
     Rounds play(run, 4, seed);
