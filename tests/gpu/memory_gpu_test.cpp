@@ -15,13 +15,13 @@ template <class T>
 void expect_kept(const Buffer<T>& buffer, const std::vector<T>& want, const std::string& what) {
   const std::vector<T> have = buffer.read();
   ASSERT_LE(want.size(), have.size()) << what;
-  for (std::size_t i = 0; i < have.size(); ++i) {
-    unsigned char there[sizeof(T)];
-    std::fill_n(there, sizeof(T), poison_byte);
-    if (i < want.size()) std::memcpy(there, &want[i], sizeof(T));
-    ASSERT_EQ(std::memcmp(&have[i], there, sizeof(T)), 0)
-        << what << ": value " << i << (i < want.size() ? "" : ", behind the last one,") << " has changed";
-  }
+  std::vector<unsigned char> bytes(have.size() * sizeof(T), poison_byte);
+  if (!want.empty()) std::memcpy(bytes.data(), want.data(), want.size() * sizeof(T));
+  const auto* there = reinterpret_cast<const unsigned char*>(have.data());
+  const auto [expected_byte, byte] = std::mismatch(bytes.begin(), bytes.end(), there);
+  const std::size_t value = static_cast<std::size_t>(byte - there) / sizeof(T);
+  ASSERT_EQ(expected_byte, bytes.end()) << what << ": value " << value << " is not what it has to be; " << want.size()
+                                        << " values were written, the rest is poison";
 }
 
 /// Bytes of every rank's part behind the last area: the heap comes in pages, so there are some.
