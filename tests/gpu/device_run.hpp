@@ -1,147 +1,108 @@
-// What the GPU tests share: a case with seats for all its ranks on the GPUs of this machine, arrivals fetched to
-// the host and held against the host engine, and a whole round trip.
+// What the GPU tests share: ways over one workspace on the GPUs of this machine, with seats for all ranks, and a
+// whole round trip whose experts run on the host.
 #pragma once
 
-#include <cuda_runtime.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
 #include <chrono>
-#include <cstdlib>
-#include <cstring>
 #include <memory>
-#include <utility>
+#include <string>
 #include <vector>
 
-#include "exchange_support.hpp"
-#include "group/cuda_driver.hpp"
+#include "gpu/arrivals.hpp"
+#include "gpu/stand_ins.hpp"
 #include "heddle/device.hpp"
-#include "ranks.hpp"
 
 namespace heddle {
 
-using cuda::check;
-
-inline int gpus_here() {
-  int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
-  const char* wanted = std::getenv("HEDDLE_GPUS");
-  return wanted == nullptr ? count : std::min(count, std::atoi(wanted));
-}
-
-#define SKIP_WITHOUT_GPU() \
-  if (gpus_here() == 0) GTEST_SKIP() << "no GPU here"
-
-inline std::vector<int> devices(int count) {
-  std::vector<int> all;
-  for (int i = 0; i < count; ++i) all.push_back(i);
+/// Every mode of every way that GPUs have.
+inline std::vector<ExchangeOptions> every_way_on_gpus(int hidden, int experts, int ranks, int topk, int cap) {
+  std::vector<ExchangeOptions> all = every_way(hidden, experts, ranks, topk, cap);
+  std::erase_if(all, [](const ExchangeOptions& options) { return options.gather == GatherMode::tensor_parallel; });
   return all;
 }
 
-/// Device memory filled from a vector, or poisoned.
-template <class T>
-class Buffer {
- public:
-  Buffer(int device, std::size_t size) : size_(size) {
-    const cuda::DeviceScope scope(device);
-    check(cudaMalloc(reinterpret_cast<void**>(&values_), std::max<std::size_t>(size, 1) * sizeof(T)), "cudaMalloc");
-    check(cudaMemset(values_, 0xC1, std::max<std::size_t>(size, 1) * sizeof(T)), "cudaMemset");
-  }
-  Buffer(int device, const std::vector<T>& from) : Buffer(device, from.size()) { write(from); }
-  ~Buffer() { cudaFree(values_); }
-  Buffer(Buffer&& other) noexcept : values_(std::exchange(other.values_, nullptr)), size_(other.size_) {}
-  Buffer& operator=(Buffer&&) = delete;
-  void write(const std::vector<T>& from) {
-    check(cudaMemcpy(values_, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
-  }
-  T* data() const { return values_; }
-
- private:
-  T* values_ = nullptr;
-  std::size_t size_;
-};
-
-template <class T>
-std::vector<T> read(const T* from, std::size_t size) {
-  std::vector<T> values(size);
-  check(cudaMemcpy(values.data(), from, size * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
-  return values;
-}
-
-/// An Arrived with its arrays copied to the host.
-struct HostArrived {
-  Arrived view;
-  std::vector<std::byte> rows;
-  std::vector<std::int32_t> begins, counts, local_ids;
-  std::vector<float> row_weights, weights;
-};
-
-inline HostArrived fetch(const Arrived& device, int local_experts, int topk) {
-  HostArrived host;
-  host.view = device;
-  const auto room = static_cast<std::size_t>(device.room);
-  host.rows = read(device.rows, room * device.row_stride);
-  host.view.rows = host.rows.data();
-  if (device.layout == ArrivedLayout::routed) {
-    host.local_ids = read(device.local_ids, room * static_cast<std::size_t>(topk));
-    host.weights = read(device.weights, room * static_cast<std::size_t>(topk));
-    host.view.local_ids = host.local_ids.data();
-    host.view.weights = host.weights.data();
-  } else {
-    host.begins = read(device.begins, static_cast<std::size_t>(local_experts));
-    host.counts = read(device.counts, static_cast<std::size_t>(local_experts));
-    host.row_weights = read(device.row_weights, room);
-    host.view.begins = host.begins.data();
-    host.view.counts = host.counts.data();
-    host.view.row_weights = host.row_weights.data();
-  }
-  return host;
-}
-
-/// One rank's buffers for a case.
+/// One rank's buffers, with room for the largest of the ways.
 struct Seat {
   Buffer<int> tokens;
   Buffer<bf16> hidden;
   Buffer<std::int32_t> ids;
   Buffer<float> weights;
   Buffer<bf16> shared, out;
+  Buffer<float> factors;
+  std::vector<Buffer<std::byte>> extra;
+
+  void expect_guards(const std::string& whose) const {
+    tokens.expect_guards(whose + ", number of tokens");
+    hidden.expect_guards(whose + ", hidden states");
+    ids.expect_guards(whose + ", ids");
+    weights.expect_guards(whose + ", weights");
+    shared.expect_guards(whose + ", rows of the shared expert");
+    factors.expect_guards(whose + ", factors of the shared expert");
+    out.expect_guards(whose + ", outputs");
+    for (const auto& payload : extra) payload.expect_guards(whose + ", a payload");
+  }
 };
 
-/// A case on the GPUs: one exchange a GPU, seats for all ranks with room for the cap.
+/// Ways that share a workspace: an exchange a way and GPU, a stream a GPU, a seat a rank. Calls below drive way 0;
+/// `exchange`, `inputs` and `outputs` serve all.
 class DeviceRun {
  public:
   DeviceRun(const Case& c, int gpus, std::chrono::milliseconds deadline = std::chrono::seconds(20))
-      : case_(c),
-        memory_(exchange_memory(c.options)),
-        workspace_({c.ranks(), devices(gpus), deadline}, memory_.heap_bytes(c.ranks())) {
+      : DeviceRun(std::vector<Case>{c}, gpus, deadline) {}
+  DeviceRun(std::vector<Case> cases, int gpus, std::chrono::milliseconds deadline = std::chrono::seconds(20),
+            const DeviceExchangeOptions& device = {})
+      : cases_(std::move(cases)),
+        memory_(memory_of(cases_)),
+        workspace_({ranks(), devices(gpus), deadline}, memory_.heap_bytes(ranks())) {
+    poison_heap();
+    exchanges_.resize(cases_.size());
     for (std::size_t gpu = 0; gpu < workspace_.gpus(); ++gpu) {
-      exchanges_.push_back(create_device_exchange(workspace_, gpu, c.options, memory_));
-      cudaStream_t stream = nullptr;
       const cuda::DeviceScope scope(workspace_.device(gpu));
+      load_test_kernels();
+      for (std::size_t way = 0; way < cases_.size(); ++way)
+        exchanges_[way].push_back(create_device_exchange(workspace_, gpu, cases_[way].options, memory_, device));
+      cudaStream_t stream = nullptr;
       check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
       streams_.push_back(stream);
       for (int local = 0; local < workspace_.ranks_on(gpu); ++local) seats_.push_back(make_seat(workspace_.device(gpu)));
     }
+    settle();
   }
   ~DeviceRun() {
     for (cudaStream_t stream : streams_) cudaStreamDestroy(stream);
   }
 
   DeviceWorkspace& workspace() { return workspace_; }
+  const ExchangeMemory& memory() const { return memory_; }
+  const Case& the_case(std::size_t way = 0) const { return cases_[way]; }
+  int ranks() const { return cases_[0].ranks(); }
   const Seat& seat(int rank) const { return seats_[static_cast<std::size_t>(rank)]; }
   cudaStream_t stream(std::size_t gpu) const { return streams_[gpu]; }
+  DeviceExchange& exchange(std::size_t way, std::size_t gpu) const { return *exchanges_[way][gpu]; }
+  std::size_t gpu_of(int rank) const {
+    std::size_t gpu = 0;
+    while (gpu + 1 < workspace_.gpus() && workspace_.first_rank(gpu + 1) <= rank) ++gpu;
+    return gpu;
+  }
+  int device_of(int rank) const { return workspace_.device(gpu_of(rank)); }
 
+  /// A rank's tokens; all else in its seat is poisoned.
   void load(int rank, const RankData& data) {
     Seat& seat = seats_[static_cast<std::size_t>(rank)];
-    seat.tokens.write({static_cast<int>(data.ids.size()) / case_.options.topk});
-    seat.hidden.write(data.hidden);
-    seat.ids.write(data.ids);
-    seat.weights.write(data.weights);
-    seat.shared.write(data.shared);
+    const auto fill = [](auto& buffer, const auto& values) {
+      buffer.poison();
+      buffer.write(values);
+    };
+    fill(seat.tokens, std::vector<int>{static_cast<int>(data.weights.size()) / cases_[0].options.topk});
+    fill(seat.hidden, data.hidden);
+    fill(seat.ids, data.ids);
+    fill(seat.weights, data.weights);
+    fill(seat.shared, data.shared);
+    fill(seat.factors, data.factors);
+    for (std::size_t p = 0; p < data.extra.size(); ++p) fill(seat.extra[p], data.extra[p]);
+    seat.out.poison();
   }
 
-  /// Copies from pageable memory may still be under way when they return, and these streams do not wait
-  /// for the default one.
+  /// What the default streams do is done: the streams of this run do not wait for them.
   void settle() const {
     for (std::size_t gpu = 0; gpu < workspace_.gpus(); ++gpu) {
       const cuda::DeviceScope scope(workspace_.device(gpu));
@@ -149,147 +110,134 @@ class DeviceRun {
     }
   }
 
+  void send(const Step& step) {
+    for (std::size_t gpu = 0; gpu < workspace_.gpus(); ++gpu) exchange(0, gpu).dispatch_send(inputs(gpu), step, streams_[gpu]);
+  }
+  void receive() {
+    for (std::size_t gpu = 0; gpu < workspace_.gpus(); ++gpu) exchange(0, gpu).dispatch_receive(streams_[gpu]);
+  }
   void dispatch(const Step& step, bool halves) {
     for (std::size_t gpu = 0; gpu < workspace_.gpus(); ++gpu) {
-      const auto inputs = inputs_of(gpu);
       // A way whose host waits sends on all GPUs before it waits on any.
-      exchanges_[gpu]->dispatch_send(inputs, step, streams_[gpu]);
+      exchange(0, gpu).dispatch_send(inputs(gpu), step, streams_[gpu]);
       if (halves) check(cudaStreamSynchronize(streams_[gpu]), "send half");
     }
-    for (std::size_t gpu = 0; gpu < workspace_.gpus(); ++gpu) exchanges_[gpu]->dispatch_receive(streams_[gpu]);
+    receive();
   }
   /// Both halves on one GPU alone.
   void dispatch_on(std::size_t gpu, const Step& step) {
-    exchanges_[gpu]->dispatch_send(inputs_of(gpu), step, streams_[gpu]);
-    exchanges_[gpu]->dispatch_receive(streams_[gpu]);
+    exchange(0, gpu).dispatch_send(inputs(gpu), step, streams_[gpu]);
+    exchange(0, gpu).dispatch_receive(streams_[gpu]);
   }
   void combine_on(std::size_t gpu, const std::vector<Buffer<bf16>>& results) {
-    std::vector<const bf16*> mine;
-    for (int local = 0; local < workspace_.ranks_on(gpu); ++local) {
-      mine.push_back(results[static_cast<std::size_t>(workspace_.first_rank(gpu) + local)].data());
-    }
-    exchanges_[gpu]->combine(mine, outputs_of(gpu, false), streams_[gpu]);
+    exchange(0, gpu).combine(of_gpu(gpu, pointers(results)), outputs(gpu, Shared::none), streams_[gpu]);
   }
   void dispatch_fused(const Step& step) {
-    for (std::size_t gpu = 0; gpu < workspace_.gpus(); ++gpu) exchanges_[gpu]->dispatch(inputs_of(gpu), step, streams_[gpu]);
+    for (std::size_t gpu = 0; gpu < workspace_.gpus(); ++gpu) exchange(0, gpu).dispatch(inputs(gpu), step, streams_[gpu]);
   }
-  void combine(const std::vector<const bf16*>& results, bool shared, bool fused) {
+  void combine(const std::vector<const bf16*>& results, Shared shared, bool fused) {
     for (std::size_t gpu = 0; gpu < workspace_.gpus(); ++gpu) {
-      const auto first = static_cast<std::size_t>(workspace_.first_rank(gpu));
-      const auto count = static_cast<std::size_t>(workspace_.ranks_on(gpu));
-      const auto outputs = outputs_of(gpu, shared);
-      const std::span<const bf16* const> mine(results.data() + first, count);
+      const std::vector<const bf16*> mine = of_gpu(gpu, results);
       if (fused) {
-        exchanges_[gpu]->combine(mine, outputs, streams_[gpu]);
+        exchange(0, gpu).combine(mine, outputs(gpu, shared), streams_[gpu]);
       } else {
-        exchanges_[gpu]->combine_send(mine, streams_[gpu]);
-        exchanges_[gpu]->combine_receive(outputs, streams_[gpu]);
+        exchange(0, gpu).combine_send(mine, streams_[gpu]);
+        exchange(0, gpu).combine_receive(outputs(gpu, shared), streams_[gpu]);
       }
     }
+  }
+  void combine(const std::vector<const bf16*>& results, bool shared, bool fused) {
+    combine(results, shared ? Shared::rows : Shared::none, fused);
   }
   void wait() {
     for (std::size_t gpu = 0; gpu < workspace_.gpus(); ++gpu) check(cudaStreamSynchronize(streams_[gpu]), "exchange");
     workspace_.throw_if_aborted();
   }
   HostArrived arrived(int rank) const {
-    std::size_t gpu = 0;
-    while (gpu + 1 < workspace_.gpus() && workspace_.first_rank(gpu + 1) <= rank) ++gpu;
-    const auto local_experts = static_cast<int>(case_.options.placement.experts_of(rank).size());
-    return fetch(exchanges_[gpu]->arrived(rank - workspace_.first_rank(gpu)), local_experts, case_.options.topk);
+    const std::size_t gpu = gpu_of(rank);
+    const ExchangeOptions& options = cases_[0].options;
+    const auto local_experts = static_cast<int>(options.placement.experts_of(rank).size());
+    return fetch(exchange(0, gpu).arrived(rank - workspace_.first_rank(gpu)), options, local_experts);
+  }
+
+  std::vector<DeviceInput> inputs(std::size_t gpu) const {
+    std::vector<DeviceInput> all;
+    for (int local = 0; local < workspace_.ranks_on(gpu); ++local) {
+      const Seat& own = seat(workspace_.first_rank(gpu) + local);
+      all.push_back({own.tokens.data(), own.hidden.data(), own.ids.data(), own.weights.data(), {}});
+      for (std::size_t p = 0; p < own.extra.size(); ++p) all.back().extra[p] = own.extra[p].data();
+    }
+    return all;
+  }
+  std::vector<DeviceOutput> outputs(std::size_t gpu, Shared shared) const {
+    std::vector<DeviceOutput> all;
+    for (int local = 0; local < workspace_.ranks_on(gpu); ++local) {
+      const Seat& own = seat(workspace_.first_rank(gpu) + local);
+      all.push_back({own.out.data(), shared == Shared::none ? nullptr : own.shared.data(),
+                     shared == Shared::gated ? own.factors.data() : nullptr});
+    }
+    return all;
+  }
+  /// Those of the ranks on one GPU.
+  std::vector<const bf16*> of_gpu(std::size_t gpu, const std::vector<const bf16*>& all) const {
+    const auto first = all.begin() + workspace_.first_rank(gpu);
+    return {first, first + workspace_.ranks_on(gpu)};
+  }
+  static std::vector<const bf16*> pointers(const std::vector<Buffer<bf16>>& buffers) {
+    std::vector<const bf16*> all;
+    for (const auto& buffer : buffers) all.push_back(buffer.data());
+    return all;
   }
 
  private:
-  std::vector<DeviceOutput> outputs_of(std::size_t gpu, bool shared) const {
-    std::vector<DeviceOutput> outputs;
-    for (int local = 0; local < workspace_.ranks_on(gpu); ++local) {
-      const Seat& own = seats_[static_cast<std::size_t>(workspace_.first_rank(gpu) + local)];
-      outputs.push_back({own.out.data(), shared ? own.shared.data() : nullptr, nullptr});
+  static ExchangeMemory memory_of(const std::vector<Case>& cases) {
+    ExchangeMemory memory = exchange_memory(cases[0].options);
+    for (const Case& c : cases) memory.include(exchange_memory(c.options));
+    return memory;
+  }
+  /// NaNs and ids out of range for whoever reads in the heap what nobody has written.
+  void poison_heap() {
+    const Areas areas = areas_of(memory_, ranks());
+    for (int rank = 0; rank < ranks(); ++rank) {
+      const cuda::DeviceScope scope(device_of(rank));
+      check(cudaMemset(workspace_.view(gpu_of(rank)).at<std::byte>(rank, areas.dispatch), 0xFF, areas.end - areas.dispatch),
+            "poisoning of the heap");
     }
-    return outputs;
+    settle();
   }
   Seat make_seat(int device) const {
-    const auto cap = static_cast<std::size_t>(case_.options.cap);
-    const auto hidden = static_cast<std::size_t>(case_.options.hidden);
-    const auto k = static_cast<std::size_t>(case_.options.topk);
-    return {Buffer<int>(device, 1),         Buffer<bf16>(device, cap * hidden), Buffer<std::int32_t>(device, cap * k),
-            Buffer<float>(device, cap * k), Buffer<bf16>(device, cap * hidden), Buffer<bf16>(device, cap * hidden)};
-  }
-  std::vector<DeviceInput> inputs_of(std::size_t gpu) const {
-    std::vector<DeviceInput> inputs;
-    for (int local = 0; local < workspace_.ranks_on(gpu); ++local) {
-      const Seat& seat = seats_[static_cast<std::size_t>(workspace_.first_rank(gpu) + local)];
-      inputs.push_back({seat.tokens.data(), seat.hidden.data(), seat.ids.data(), seat.weights.data(), {}});
+    std::size_t rows = 0, values = 0, pairs = 0;
+    std::vector<std::size_t> payloads;
+    for (const Case& c : cases_) {
+      const auto cap = static_cast<std::size_t>(c.options.cap);
+      rows = std::max(rows, cap);
+      values = std::max(values, cap * static_cast<std::size_t>(c.options.hidden));
+      pairs = std::max(pairs, cap * static_cast<std::size_t>(c.options.topk));
+      payloads.resize(std::max(payloads.size(), c.options.extra_payloads.size()), 0);
+      for (std::size_t p = 0; p < c.options.extra_payloads.size(); ++p)
+        payloads[p] = std::max(payloads[p], cap * c.options.extra_payloads[p]);
     }
-    return inputs;
+    Seat seat{Buffer<int>(device, 1),
+              Buffer<bf16>(device, values),
+              Buffer<std::int32_t>(device, pairs),
+              Buffer<float>(device, pairs),
+              Buffer<bf16>(device, values),
+              Buffer<bf16>(device, values),
+              Buffer<float>(device, rows),
+              {}};
+    for (const std::size_t bytes : payloads) seat.extra.emplace_back(device, bytes);
+    return seat;
   }
 
-  Case case_;
+  std::vector<Case> cases_;
   ExchangeMemory memory_;
   DeviceWorkspace workspace_;
-  std::vector<std::unique_ptr<DeviceExchange>> exchanges_;
+  std::vector<std::vector<std::unique_ptr<DeviceExchange>>> exchanges_;  ///< [way][GPU]
   std::vector<cudaStream_t> streams_;
   std::vector<Seat> seats_;
 };
 
-/// The same dispatch on the host engine: what arrived at every rank.
-inline std::vector<HostArrived> host_arrivals(const Case& c, int round) {
-  std::vector<HostArrived> all(static_cast<std::size_t>(c.ranks()));
-  run_ranks(c.ranks(), {}, [&](Group& group) {
-    const ExchangeMemory memory = exchange_memory(c.options);
-    Workspace workspace(group, memory.heap_bytes(c.ranks()), describe(c.options));
-    const auto exchange = create_exchange(workspace, c.options, memory);
-    const RankData data = draw(c, group.rank(), round);
-    const Arrived arrived = exchange->dispatch(data.input(c.tokens_of(group.rank())), {c.most_tokens(), Phase::decode});
-    HostArrived& mine = all[static_cast<std::size_t>(group.rank())];
-    mine.view = arrived;
-    const auto room = static_cast<std::size_t>(arrived.room);
-    mine.rows.assign(arrived.rows, arrived.rows + room * arrived.row_stride);
-    if (arrived.layout == ArrivedLayout::routed) {
-      const std::size_t pairs = room * static_cast<std::size_t>(c.options.topk);
-      mine.local_ids.assign(arrived.local_ids, arrived.local_ids + pairs);
-      mine.weights.assign(arrived.weights, arrived.weights + pairs);
-    } else {
-      const std::size_t local = c.options.placement.experts_of(group.rank()).size();
-      mine.begins.assign(arrived.begins, arrived.begins + local);
-      mine.counts.assign(arrived.counts, arrived.counts + local);
-      mine.row_weights.assign(arrived.row_weights, arrived.row_weights + room);
-    }
-    group.barrier("arrivals are copied");
-  });
-  return all;
-}
-
-/// Real rows of both engines have equal bytes, ids, weights and places.
-inline void expect_same_arrival(const Case& c, const HostArrived& gpu, const HostArrived& host) {
-  const std::size_t row_bytes = wire_format(c.options).row_bytes();
-  const auto same_row = [&](std::size_t i, std::size_t j) {
-    return std::memcmp(gpu.rows.data() + i * gpu.view.row_stride, host.rows.data() + j * host.view.row_stride, row_bytes) == 0;
-  };
-  ASSERT_EQ(gpu.view.layout, host.view.layout);
-  if (gpu.view.layout != ArrivedLayout::routed) {
-    ASSERT_EQ(gpu.counts, host.counts);
-    ASSERT_EQ(gpu.begins, host.begins);
-    for (std::size_t e = 0; e < gpu.counts.size(); ++e) {
-      for (int i = 0; i < gpu.counts[e]; ++i) {
-        const auto row = static_cast<std::size_t>(gpu.begins[e] + i);
-        ASSERT_TRUE(same_row(row, row)) << "row " << i << " of local expert " << e;
-        ASSERT_EQ(gpu.row_weights[row], host.row_weights[row]);
-      }
-    }
-    return;
-  }
-  const auto k = static_cast<std::size_t>(c.options.topk);
-  const std::size_t rows = std::min(gpu.local_ids.size(), host.local_ids.size()) / k;
-  for (std::size_t row = 0; row < rows; ++row) {
-    for (std::size_t j = 0; j < k; ++j) {
-      ASSERT_EQ(gpu.local_ids[row * k + j], host.local_ids[row * k + j]) << "row " << row << " choice " << j;
-      if (gpu.local_ids[row * k + j] < 0) continue;
-      ASSERT_EQ(gpu.weights[row * k + j], host.weights[row * k + j]);
-      ASSERT_TRUE(same_row(row, row)) << "row " << row;
-    }
-  }
-}
-
+/// What the host's stand-ins make of what arrived, in device memory.
 inline std::vector<Buffer<bf16>> results_of(const Case& c, DeviceRun& run, const std::vector<HostArrived>* host,
                                             const std::vector<bool>& live = {}) {
   std::vector<Buffer<bf16>> results;
@@ -300,10 +248,7 @@ inline std::vector<Buffer<bf16>> results_of(const Case& c, DeviceRun& run, const
     }
     const HostArrived arrived = run.arrived(rank);
     if (host != nullptr) expect_same_arrival(c, arrived, (*host)[static_cast<std::size_t>(rank)]);
-    std::size_t gpu = 0;
-    while (gpu + 1 < run.workspace().gpus() && run.workspace().first_rank(gpu + 1) <= rank) ++gpu;
-    const cuda::DeviceScope scope(run.workspace().device(gpu));
-    results.emplace_back(run.workspace().device(gpu), run_experts(c, arrived.view, rank));
+    results.emplace_back(run.device_of(rank), run_experts(c, arrived.view, rank));
   }
   return results;
 }
@@ -317,6 +262,7 @@ inline void expect_outputs(const Case& c, DeviceRun& run, int round, bool shared
   }
 }
 
+/// A whole round trip, checked.
 inline void round_trip(const Case& c, DeviceRun& run, int round, bool against_host, bool halves, bool shared,
                        const std::vector<bool>& live = {}) {
   for (int rank = 0; rank < c.ranks(); ++rank) run.load(rank, draw(c, rank, round));
@@ -332,10 +278,8 @@ inline void round_trip(const Case& c, DeviceRun& run, int round, bool against_ho
   if (against_host) host = host_arrivals(c, round);
   const auto results = results_of(c, run, against_host ? &host : nullptr, live);
   if (testing::Test::HasFatalFailure()) return;
-  std::vector<const bf16*> pointers;
-  for (const auto& buffer : results) pointers.push_back(buffer.data());
   run.settle();
-  run.combine(pointers, shared, !halves);
+  run.combine(DeviceRun::pointers(results), shared, !halves);
   run.wait();
   expect_outputs(c, run, round, shared, live);
 }
