@@ -96,6 +96,10 @@ class DeviceExchange {
   virtual void dispatch_receive(DeviceStream stream) = 0;
   /// What arrived at a local rank: pointers into device memory. received and real are -1 where only the GPU knows.
   virtual Arrived arrived(int local_rank) const = 0;
+  /// Where a local rank's results may be made so that combine need not move them: pass this pointer to combine_send. Room
+  /// as arrived().room, valid from this dispatch to the end of combine. Null where the way or its combine wire wants them
+  /// elsewhere (gather and one_sided with bf16 have it).
+  virtual bf16* result_rows(int) const { return nullptr; }
   virtual void combine_send(std::span<const bf16* const> results, DeviceStream stream) = 0;
   virtual void combine_receive(std::span<const DeviceOutput> outputs, DeviceStream stream) = 0;
   /// Both halves; one kernel where the way allows it.

@@ -196,6 +196,10 @@ class Setup {
       if (results.empty()) {
         // Results of the right size, whatever they hold: zeros are not read by any decision.
         for (std::size_t i = 0; i < count; ++i) {
+          if (bf16* own = exchange.result_rows(static_cast<int>(i)); own != nullptr) {
+            results.push_back(own);
+            continue;
+          }
           const auto room = static_cast<std::size_t>(exchange.arrived(static_cast<int>(i)).room);
           seats_[first + i].results = std::make_unique<Block>(
               workspace_.device(gpu), std::max<std::size_t>(room, 1) * static_cast<std::size_t>(options_.hidden) * sizeof(bf16));

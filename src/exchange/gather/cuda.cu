@@ -114,6 +114,11 @@ class DeviceGather final : public DeviceWay<GatherCall> {
     return arrived;
   }
 
+  bf16* result_rows(int local) const override {
+    if (options_.combine_wire != Wire::bf16) return nullptr;
+    return workspace_.view(gpu_).at<bf16>(rank_of(local), parameters_.layout.partial(0));
+  }
+
  private:
   std::size_t local_ids_ = 0, weights_ = 0;
 };

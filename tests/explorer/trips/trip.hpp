@@ -84,9 +84,9 @@ class WithAllGather : public Way {
   bool combine(W& w, int call, bf16* out) {
     const auto hidden = static_cast<std::size_t>(all_batches_.problem().hidden);
     const AllGatherLayout layout{all_batches_.shape(), static_cast<int>(hidden), this->areas()};
-    const auto first = static_cast<std::size_t>(all_batches_.tokens_before(call, w.heap().rank));
-    const auto tokens = static_cast<std::size_t>(all_batches_.input(call, w.heap().rank).tokens);
-    const auto all = static_cast<std::size_t>(all_batches_.all_tokens(call));
+    const int first = all_batches_.tokens_before(call, w.heap().rank);
+    const int tokens = all_batches_.input(call, w.heap().rank).tokens;
+    const int all = all_batches_.all_tokens(call);
     std::vector<bf16>& everybody = outputs_[static_cast<std::size_t>(w.heap().rank)];
     if (!Way::combine(w, call, out)) return false;
     w.end_launch();
