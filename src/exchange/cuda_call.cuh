@@ -7,10 +7,10 @@
 
 namespace heddle {
 
-/// Begins a kernel: the worker of this warp, and its squad's memory. Masked ranks leave at once.
-#define HEDDLE_DEVICE_WORKER(w, call, new_call)                                   \
-  extern __shared__ std::byte heddle_squad_memory[];                              \
-  DeviceWorker w((call).team, new_call, heddle_squad_memory, (call).squad_bytes); \
+/// Begins a kernel template of `plain`: the worker of this warp, and its squad's memory. Masked ranks leave at once.
+#define HEDDLE_DEVICE_WORKER(w, call, new_call)                                          \
+  extern __shared__ std::byte heddle_squad_memory[];                                     \
+  DeviceWorker<plain> w((call).team, new_call, heddle_squad_memory, (call).squad_bytes); \
   if (!w.live(w.heap().rank)) return
 
 /// A pointer into the first local rank's memory, moved to this CTA's rank.
@@ -42,7 +42,8 @@ __device__ inline SharedRows shared_rows(const DeviceCall& call) {
 
 /// Too many tokens, ids outside of [-1, experts) or repeated within a token: a fault. The squad that found it leaves,
 /// so that nothing is announced. Tokens are dealt over all squads, but in a cluster, which does not miss those that left.
-__device__ inline bool check_input(DeviceWorker& w, const DeviceCall& call, const SendInput& input) {
+template <bool plain>
+__device__ bool check_input(DeviceWorker<plain>& w, const DeviceCall& call, const SendInput& input) {
   if (input.tokens < 0 || input.tokens > call.max_tokens) {
     if (w.index() == 0 && w.lane() == 0) {
       w.fail({WordKind::refused, -1, -1}, static_cast<std::uint64_t>(call.max_tokens), static_cast<std::uint64_t>(input.tokens));

@@ -138,12 +138,17 @@ class DeviceExchangeBase : public DeviceExchange {
 template <class Call>
 class DeviceWay : public DeviceExchangeBase {
  public:
-  using Kernel = void (*)(Call);
+  /// A kernel for any wire and one for bf16 alone.
+  struct Kernels {
+    void (*any)(Call);
+    void (*plain)(Call);
+    const void* of(Wire wire) const { return reinterpret_cast<const void*>(wire == Wire::bf16 ? plain : any); }
+  };
   DeviceWay(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
-            const DeviceExchangeOptions& device_options, Kernel dispatch_kernel, Kernel combine_kernel)
+            const DeviceExchangeOptions& device_options, Kernels dispatch, Kernels combine)
       : DeviceExchangeBase(workspace, gpu, options, memory, device_options),
-        dispatch_kernel_(reinterpret_cast<const void*>(dispatch_kernel)),
-        combine_kernel_(reinterpret_cast<const void*>(combine_kernel)) {
+        dispatch_kernel_(dispatch.of(options.wire)),
+        combine_kernel_(combine.of(options.combine_wire)) {
     prepare(dispatch_kernel_);
     prepare(combine_kernel_);
   }

@@ -18,6 +18,7 @@ class WarpNumbers {
   /// f(i) for i < n, each by one lane.
   template <class F>
   __device__ void lanes(int n, F f) {
+#pragma unroll 1
     for (int i = lane_; i < n; i += lanes_of_warp) f(i);
     __syncwarp();
   }
@@ -32,6 +33,7 @@ class WarpNumbers {
 
   __device__ int sum_values(int n, const std::int32_t* values) {
     int sum = 0;
+#pragma unroll 1
     for (int i = lane_; i < n; i += lanes_of_warp) sum += values[i];
     return __reduce_add_sync(all_lanes, sum);
   }
@@ -64,6 +66,7 @@ class WarpNumbers {
     }
     for (int c = worker * lanes_of_warp + lane_; c < columns; c += workers * lanes_of_warp) {
       int sum = 0;
+#pragma unroll 2
       for (int row = 0; row < rows; ++row) {
         const int own = values[row * columns + c];
         values[row * columns + c] = sum;
@@ -78,6 +81,7 @@ class WarpNumbers {
   __device__ void enumerate_sets(int n, int classes, Bits bits, std::int32_t* numbers, std::int32_t* counts) {
     for (int base = 0; base < classes; base += 32) {
       const std::uint32_t mine = lane_ < n ? bits(lane_, base / 32) : 0;
+#pragma unroll 1
       for (int c = base; c < classes && c < base + 32; ++c) {
         const bool in = (mine >> (c - base) & 1u) != 0;
         const unsigned members = __ballot_sync(all_lanes, in);
@@ -92,6 +96,7 @@ class WarpNumbers {
   __device__ void enumerate_kinds(int n, int classes, ClassOf class_of, std::int32_t* numbers, std::int32_t* counts) {
     constexpr int ahead = 4;  // classes that are looked up together
     lanes(classes, [&](int c) { counts[c] = 0; });
+#pragma unroll 1
     for (int base = 0; base < n; base += ahead * lanes_of_warp) {
       int some[ahead];
 #pragma unroll

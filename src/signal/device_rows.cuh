@@ -10,24 +10,25 @@
 
 namespace heddle {
 
+/// plain: rows are never in another format than bf16.
+template <bool plain>
 class WarpRows {
  public:
   static constexpr int lanes_of_warp = 32;
   static constexpr unsigned all_lanes = 0xFFFFFFFFu;
 
-  __device__ explicit WarpRows(int lane) : lane_(lane) {}
-
   /// Vectors [begin, end) of 16 bytes of one row to each of n places (null: left out), four a lane in flight.
   template <class To>
-  __device__ void copy(int n, To to, const std::byte* from, int begin, int end) {
+  __device__ static void copy(int lane, int n, To to, const std::byte* from, int begin, int end) {
     constexpr int ahead = 4;
     const auto* source = reinterpret_cast<const uint4*>(from);
-    for (int at = begin + lane_; at < end; at += ahead * lanes_of_warp) {
+    for (int at = begin + lane; at < end; at += ahead * lanes_of_warp) {
       uint4 values[ahead];
 #pragma unroll
       for (int j = 0; j < ahead; ++j) {
         if (at + j * lanes_of_warp < end) values[j] = source[at + j * lanes_of_warp];
       }
+#pragma unroll 1
       for (int i = 0; i < n; ++i) {
         auto* place = reinterpret_cast<uint4*>(to(i));
         if (place == nullptr) continue;
@@ -41,27 +42,30 @@ class WarpRows {
 
   /// out[begin, end) = bf16(sum over i < n of terms(i), in order, then last), eight columns a lane.
   template <class Terms>
-  __device__ void sum(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last, int begin, int end) {
-    switch (format.row.wire) {
-      case Wire::bf16:
-        reduce<Wire::bf16>(out, n, terms, format, last, begin, end);
-        break;
-      case Wire::fp8:
-        reduce<Wire::fp8>(out, n, terms, format, last, begin, end);
-        break;
-      case Wire::nvfp4:
-        reduce<Wire::nvfp4>(out, n, terms, format, last, begin, end);
-        break;
-    }
+  __device__ static void sum(int lane, bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last, int begin,
+                             int end) {
+    if (plain || format.row.wire == Wire::bf16) return reduce<Wire::bf16>(lane, out, n, terms, format, last, begin, end);
+    sum_quantised(lane, out, n, terms, format, last, begin, end);
   }
 
  private:
+  /// Out of line: whoever sums bf16 rows need not step over it.
+  template <class Terms>
+  __device__ __noinline__ static void sum_quantised(int lane, bf16* out, int n, const Terms& terms, const SumFormat& format,
+                                                    const LastTerm& last, int begin, int end) {
+    if (format.row.wire == Wire::fp8) {
+      reduce<Wire::fp8>(lane, out, n, terms, format, last, begin, end);
+    } else {
+      reduce<Wire::nvfp4>(lane, out, n, terms, format, last, begin, end);
+    }
+  }
+
   /// Eight values of a row, widened.
   struct Eight {
     float value[8];
   };
   template <Wire wire>
-  __device__ Eight load_eight(const std::byte* row, int at, const RowFormat& format) {
+  __device__ static Eight load_eight(const std::byte* row, int at, const RowFormat& format) {
     Eight eight;
     if constexpr (wire == Wire::bf16) {
       const uint4 bits = *reinterpret_cast<const uint4*>(row + 2 * at);
@@ -92,11 +96,12 @@ class WarpRows {
 
   /// Two chunks of eight columns a lane, and of each the rows of several terms, are in flight together.
   template <Wire wire, class Terms>
-  __device__ void reduce(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last, int begin, int end) {
+  __device__ static void reduce(int lane, bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last, int begin,
+                                int end) {
     constexpr int ahead = 4;
     constexpr int chunks = 2;
     constexpr int step = 8 * lanes_of_warp;
-    for (int at = begin + 8 * lane_; at < end; at += chunks * step) {
+    for (int at = begin + 8 * lane; at < end; at += chunks * step) {
       float sums[chunks][8] = {};
       for (int first = 0; first < n; first += ahead) {
         SumTerm some[ahead];
@@ -129,7 +134,7 @@ class WarpRows {
       }
     }
   }
-  __device__ void finish_chunk(bf16* out, int at, float* sum, const SumFormat& format, const LastTerm& last) {
+  __device__ static void finish_chunk(bf16* out, int at, float* sum, const SumFormat& format, const LastTerm& last) {
     if (last.row != nullptr) {
       const Eight shared = load_eight<Wire::bf16>(reinterpret_cast<const std::byte*>(last.row), at, format.row);
 #pragma unroll
@@ -137,7 +142,7 @@ class WarpRows {
     }
     store_eight(out + at, sum);
   }
-  __device__ void store_eight(bf16* out, const float* values) {
+  __device__ static void store_eight(bf16* out, const float* values) {
     std::uint32_t pairs[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -146,8 +151,6 @@ class WarpRows {
     }
     *reinterpret_cast<uint4*>(out) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
   }
-
-  int lane_;
 };
 
 }  // namespace heddle

@@ -15,35 +15,33 @@
 
 namespace heddle {
 
+/// Values of a pass; what a row is divided by for several workers.
+constexpr int row_piece_values = 512;
+
+/// plain: rows are never quantised.
+template <bool plain>
 class RowSender {
  public:
   static constexpr int lanes_of_warp = 32;
   static constexpr unsigned all_lanes = 0xFFFFFFFFu;
-  static constexpr int pass_values = 16 * lanes_of_warp;
-
-  __device__ explicit RowSender(int lane) : lane_(lane) {}
+  static constexpr int pass_values = row_piece_values;
 
   /// `from` [hidden] to to(i) for i < n in wire format, padding included; null places are left out. Only the
   /// passes of the part.
   template <class To>
-  __device__ void send(int n, To to, const bf16* from, const RowFormat& format, const RowPart& part) {
+  __device__ static void send(int lane, int n, To to, const bf16* from, const RowFormat& format, const RowPart& part) {
     const int passes = (format.hidden + pass_values - 1) / pass_values;
     const int first = passes * part.index / part.count;
     const int last = passes * (part.index + 1) / part.count;
-    switch (format.wire) {
-      case Wire::bf16:
-        send_plain(n, to, from, format, first, last);
-        break;
-      case Wire::fp8:
-        if (format.quantisation.group == 128) {
-          send_groups<8, 4>(n, to, from, format, first, last, Fp8{format.quantisation.scale});
-        } else {
-          send_groups<2, 2>(n, to, from, format, first, last, Fp8{format.quantisation.scale});
-        }
-        break;
-      case Wire::nvfp4:
-        send_groups<1, 1>(n, to, from, format, first, last, Nvfp4{format.global_scale});
-        break;
+    if (plain || format.wire == Wire::bf16) return send_plain(lane, n, to, from, format, first, last);
+    std::byte* places[most_places];
+    for (int next = 0; next < n;) {
+      int found = 0;
+      for (; next < n && found < most_places; ++next) {
+        std::byte* place = to(next);
+        if (place != nullptr) places[found++] = place;
+      }
+      if (found > 0) send_quantised(lane, found, places, from, format, first, last);
     }
   }
 
@@ -109,31 +107,29 @@ class RowSender {
     }
   };
 
-  /// Lane i holds place i of up to 32; a row rarely goes to more, and then in turns.
-  template <class To, class Send>
-  __device__ void for_places(int n, To to, Send send) {
-    std::byte* places[most_places];
-    for (int first = 0; first < n;) {
-      int found = 0;
-      for (; first < n && found < most_places; ++first) {
-        std::byte* place = to(first);
-        if (place != nullptr) places[found++] = place;
-      }
-      if (found > 0) send(found, places);
+  __device__ __noinline__ static void send_quantised(int lane, int n, std::byte* const* places, const bf16* from,
+                                                     const RowFormat& format, int first, int last) {
+    if (format.wire == Wire::nvfp4) {
+      send_groups<1, 1>(lane, n, places, from, format, first, last, Nvfp4{format.global_scale});
+    } else if (format.quantisation.group == 128) {
+      send_groups<8, 4>(lane, n, places, from, format, first, last, Fp8{format.quantisation.scale});
+    } else {
+      send_groups<2, 2>(lane, n, places, from, format, first, last, Fp8{format.quantisation.scale});
     }
   }
 
   template <class To>
-  __device__ void send_plain(int n, To to, const bf16* from, const RowFormat& format, int first, int last) {
+  __device__ static void send_plain(int lane, int n, To to, const bf16* from, const RowFormat& format, int first, int last) {
     constexpr int ahead = 4;
     const int end = min(last * pass_values, format.hidden) / 8;  // in 16-byte vectors
     const auto* source = reinterpret_cast<const uint4*>(from);
-    for (int at = first * pass_values / 8 + lane_; at < end; at += ahead * lanes_of_warp) {
+    for (int at = first * pass_values / 8 + lane; at < end; at += ahead * lanes_of_warp) {
       uint4 values[ahead];
 #pragma unroll
       for (int j = 0; j < ahead; ++j) {
         if (at + j * lanes_of_warp < end) values[j] = source[at + j * lanes_of_warp];
       }
+#pragma unroll 1
       for (int i = 0; i < n; ++i) {
         auto* place = reinterpret_cast<uint4*>(to(i));
         if (place == nullptr) continue;
@@ -146,8 +142,9 @@ class RowSender {
   }
 
   /// `width` lanes a group, `passes` passes at a time, at most one group a lane.
-  template <int width, int passes, class To, class Rule>
-  __device__ void send_groups(int n, To to, const bf16* from, const RowFormat& format, int first, int last, const Rule& rule) {
+  template <int width, int passes, class Rule>
+  __device__ static void send_groups(int lane, int n, std::byte* const* places, const bf16* from, const RowFormat& format,
+                                     int first, int last, const Rule& rule) {
     constexpr int groups_a_pass = lanes_of_warp / width;
     static_assert(groups_a_pass * passes <= lanes_of_warp);
     for (int pass = first; pass < last; pass += passes) {
@@ -155,7 +152,7 @@ class RowSender {
       std::int32_t largest[passes];
 #pragma unroll
       for (int j = 0; j < passes; ++j) {
-        const int at = (pass + j) * pass_values + 16 * lane_;
+        const int at = (pass + j) * pass_values + 16 * lane;
         const bool there = pass + j < last && at < format.hidden;
         const auto* source = reinterpret_cast<const uint4*>(from + at);
         values[j] = there ? Sixteen{{source[0], source[1]}} : Sixteen{};
@@ -171,33 +168,32 @@ class RowSender {
       if constexpr (width > 1) {
 #pragma unroll
         for (int j = 0; j < passes; ++j) {
-          const std::int32_t found = __shfl_sync(all_lanes, largest[j], lane_ % groups_a_pass * width);
-          if (lane_ / groups_a_pass == j) mine = found;
+          const std::int32_t found = __shfl_sync(all_lanes, largest[j], lane % groups_a_pass * width);
+          if (lane / groups_a_pass == j) mine = found;
         }
       }
       const GroupScale made = rule.make(group_amax(mine));
       GroupScale own[passes];
 #pragma unroll
       for (int j = 0; j < passes; ++j) {
-        const int maker = j * groups_a_pass + lane_ / width;
+        const int maker = j * groups_a_pass + lane / width;
         own[j].scale = __shfl_sync(all_lanes, made.scale, maker);
         own[j].inverse = __shfl_sync(all_lanes, made.inverse, maker);
       }
-      for_places(n, to, [&](int found, std::byte* const* places) {
 #pragma unroll
-        for (int j = 0; j < passes; ++j) {
-          const int at = (pass + j) * pass_values + 16 * lane_;
-          if (pass + j < last && at < format.hidden) rule.store(found, places, at, values[j], own[j]);
-          if (pass + j < last) store_scales<groups_a_pass>(found, places, pass + j, made.code, j * groups_a_pass, format);
-        }
-        if (pass + passes >= last && last * pass_values >= format.hidden) pad_scales<groups_a_pass>(found, places, last, format);
-      });
+      for (int j = 0; j < passes; ++j) {
+        const int at = (pass + j) * pass_values + 16 * lane;
+        if (pass + j < last && at < format.hidden) rule.store(n, places, at, values[j], own[j]);
+        if (pass + j < last) store_scales<groups_a_pass>(lane, n, places, pass + j, made.code, j * groups_a_pass, format);
+      }
     }
+    if (first < last && last * pass_values >= format.hidden) pad_scales<groups_a_pass>(lane, n, places, last, format);
   }
 
   /// The scales of one pass, a 4-byte word a lane; maker: the lane that made its first group.
   template <int groups_a_pass>
-  __device__ void store_scales(int n, std::byte* const* places, int pass, std::uint32_t code, int maker, const RowFormat& format) {
+  __device__ static void store_scales(int lane, int n, std::byte* const* places, int pass, std::uint32_t code, int maker,
+                                      const RowFormat& format) {
     const int first_group = pass * groups_a_pass;
     const bool bytes = format.bytes_a_scale() == 1;
     std::uint32_t word = 0;
@@ -206,30 +202,29 @@ class RowSender {
       words = groups_a_pass / 4;
 #pragma unroll
       for (int b = 0; b < 4; ++b) {
-        const int group = 4 * lane_ + b;
+        const int group = 4 * lane + b;
         const std::uint32_t found = __shfl_sync(all_lanes, code, (maker + group) % lanes_of_warp);
         if (first_group + group < format.groups()) word |= found << (8 * b);
       }
     } else {
-      const std::uint32_t found = __shfl_sync(all_lanes, code, (maker + lane_) % lanes_of_warp);
-      if (first_group + lane_ < format.groups()) word = found;
+      const std::uint32_t found = __shfl_sync(all_lanes, code, (maker + lane) % lanes_of_warp);
+      if (first_group + lane < format.groups()) word = found;
     }
     const int first_word = bytes ? first_group / 4 : first_group;
-    if (lane_ >= words || 4 * static_cast<std::size_t>(first_word + lane_) >= RowFormat::padded(format.scale_bytes())) return;
-    for (int i = 0; i < n; ++i) reinterpret_cast<std::uint32_t*>(places[i] + format.scale_offset())[first_word + lane_] = word;
+    if (lane >= words || 4 * static_cast<std::size_t>(first_word + lane) >= RowFormat::padded(format.scale_bytes())) return;
+    for (int i = 0; i < n; ++i) reinterpret_cast<std::uint32_t*>(places[i] + format.scale_offset())[first_word + lane] = word;
   }
   /// Zeros from where the passes' scales end.
   template <int groups_a_pass>
-  __device__ void pad_scales(int n, std::byte* const* places, int passes, const RowFormat& format) {
+  __device__ static void pad_scales(int lane, int n, std::byte* const* places, int passes, const RowFormat& format) {
     const int covered = passes * groups_a_pass * static_cast<int>(format.bytes_a_scale()) / 4;
     const int words = static_cast<int>(RowFormat::padded(format.scale_bytes()) / 4);
-    for (int word = covered + lane_; word < words; word += lanes_of_warp) {
+    for (int word = covered + lane; word < words; word += lanes_of_warp) {
       for (int i = 0; i < n; ++i) reinterpret_cast<std::uint32_t*>(places[i] + format.scale_offset())[word] = 0;
     }
   }
 
   static constexpr int most_places = 8;
-  int lane_;
 };
 
 }  // namespace heddle

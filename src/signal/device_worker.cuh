@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "signal/device_faults.cuh"
 #include "signal/device_numbers.cuh"
 #include "signal/device_rows.cuh"
 #include "signal/device_send.cuh"
@@ -15,6 +16,9 @@
 
 namespace heddle {
 
+/// `plain`: rows travel as bf16 and nothing else, so that kernels of such a call hold no conversions: code that is not
+/// there need not be fetched.
+template <bool plain>
 class DeviceWorker : public WarpNumbers {
  public:
   static constexpr bool is_warp = true;
@@ -27,8 +31,6 @@ class DeviceWorker : public WarpNumbers {
       : WarpNumbers(static_cast<int>(threadIdx.x) % lanes_of_warp),
         team_(team),
         heap_(team.heap),
-        rows_(lane()),
-        sender_(lane()),
         shared_(shared),
         shared_end_(shared + shared_bytes) {
     heap_.rank += static_cast<int>(blockIdx.y);
@@ -73,13 +75,13 @@ class DeviceWorker : public WarpNumbers {
   template <class To>
   __device__ void send_row(int n, To to, const bf16* from, const RowFormat& format, const RowPart& part) {
     verb();
-    sender_.send(n, to, from, format, part);
+    RowSender<plain>::send(lane(), n, to, from, format, part);
   }
   template <class To>
   __device__ void copy_row_to(int n, To to, const std::byte* from, const RowFormat& format, const RowPart& part) {
     verb();
     const int vectors = static_cast<int>(format.row_bytes() / 16);
-    rows_.copy(n, to, from, vectors * part.index / part.count, vectors * (part.index + 1) / part.count);
+    WarpRows<plain>::copy(lane(), n, to, from, vectors * part.index / part.count, vectors * (part.index + 1) / part.count);
   }
   __device__ Ticket copy_row(std::byte* to, const std::byte* from, const RowFormat& format) {
     copy_row_to(1, [to](int) { return to; }, from, format, {});
@@ -89,10 +91,11 @@ class DeviceWorker : public WarpNumbers {
     verb();
     const auto bits = reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from) | bytes;
     if (bits % 16 == 0) {
-      rows_.copy(
-          1, [to](int) { return static_cast<std::byte*>(to); }, static_cast<const std::byte*>(from), 0,
+      WarpRows<plain>::copy(
+          lane(), 1, [to](int) { return static_cast<std::byte*>(to); }, static_cast<const std::byte*>(from), 0,
           static_cast<int>(bytes / 16));
     } else {
+#pragma unroll 1
       for (std::size_t i = static_cast<std::size_t>(lane()); i < bytes / 4; i += lanes_of_warp) {
         static_cast<std::uint32_t*>(to)[i] = static_cast<const std::uint32_t*>(from)[i];
       }
@@ -115,6 +118,7 @@ class DeviceWorker : public WarpNumbers {
   template <class To, class T>
   __device__ void send_values(int n, To to, const T* values, int count) {
     verb();
+#pragma unroll 1
     for (int i = lane(); i < n * count; i += lanes_of_warp) {
       T* place = to(i / count);
       if (place != nullptr) place[i % count] = values[i % count];
@@ -123,30 +127,19 @@ class DeviceWorker : public WarpNumbers {
   template <class To, class Value>
   __device__ void write_each(int n, To to, Value value) {
     verb();
+#pragma unroll 1
     for (int i = lane(); i < n; i += lanes_of_warp) {
       auto* place = to(i);
       if (place != nullptr) *place = value(i);
     }
   }
-  /// Four a lane are on their way together.
   template <class From, class T, class Take>
   __device__ void read_each(int n, From from, T absent, Take take) {
-    constexpr int ahead = 4;
     verb();
-    const int stride = count() * lanes_of_warp;
-    for (int base = index() * lanes_of_warp + lane(); base < n; base += ahead * stride) {
-      T values[ahead];
-#pragma unroll
-      for (int j = 0; j < ahead; ++j) {
-        values[j] = absent;
-        if (base + j * stride >= n) continue;
-        const T* place = from(base + j * stride);
-        if (place != nullptr) values[j] = *place;
-      }
-#pragma unroll
-      for (int j = 0; j < ahead; ++j) {
-        if (base + j * stride < n) take(base + j * stride, values[j]);
-      }
+#pragma unroll 1
+    for (int i = index() * lanes_of_warp + lane(); i < n; i += count() * lanes_of_warp) {
+      const T* place = from(i);
+      take(i, place == nullptr ? absent : *place);
     }
   }
   template <class Terms>
@@ -154,10 +147,11 @@ class DeviceWorker : public WarpNumbers {
                               const RowPart& part = {}) {
     verb();
     __syncwarp();
-    constexpr int piece = RowSender::pass_values;
+    constexpr int piece = row_piece_values;
     const int pieces = (format.row.hidden + piece - 1) / piece;
     const int end = pieces * (part.index + 1) / part.count * piece;
-    rows_.sum(out, n, terms, format, last, pieces * part.index / part.count * piece, min(end, format.row.hidden));
+    WarpRows<plain>::sum(lane(), out, n, terms, format, last, pieces * part.index / part.count * piece,
+                         min(end, format.row.hidden));
   }
   template <class CountOf, class Visit>
   __device__ int deal(int regions, int group, int parts, CountOf count_of, Visit visit) {
@@ -166,7 +160,7 @@ class DeviceWorker : public WarpNumbers {
   /// Pieces are 512 values at least.
   __device__ int row_parts(int rows, int hidden) const {
     int parts = 1;
-    while (rows * parts * 2 <= count() && RowSender::pass_values * (parts * 2) <= hidden) parts *= 2;
+    while (rows * parts * 2 <= count() && row_piece_values * (parts * 2) <= hidden) parts *= 2;
     return parts;
   }
 
@@ -216,6 +210,7 @@ class DeviceWorker : public WarpNumbers {
   __device__ void publish_each(int n, WordOf word, Value value) {
     verb();
     __syncwarp();
+#pragma unroll 1
     for (int i = lane(); i < n; i += lanes_of_warp) {
       Word* place = word(i);
       if (place != nullptr) ptx::store_release_system(place, pack_word(epoch_, value(i)));
@@ -246,6 +241,7 @@ class DeviceWorker : public WarpNumbers {
     std::int32_t* mine = values == nullptr ? nullptr : squad_array(n);
     if (mine == nullptr) mine = values;  // too many for the squad's memory: all squads write the same
     bool fine = true;
+#pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < n && fine; i += static_cast<int>(blockDim.x)) {
       const Word* place = word(i);
       Word found = 0;
@@ -304,16 +300,7 @@ class DeviceWorker : public WarpNumbers {
       ptx::cluster_barrier_release_acquire();
       return true;
     }
-    __syncthreads();
-    bool fine = true;
-    if (threadIdx.x == 0) {
-      Word* arrivals = &counters()->met;
-      const Word before = ptx::add_acquire_release_gpu(arrivals, 1);
-      const Word ctas = gridDim.x;
-      const Word target = (before / ctas + 1) * ctas;
-      fine = spin(arrivals, {WordKind::team, heap_.rank, -1}, target, [&](Word seen) { return seen >= target; });
-    }
-    return __syncthreads_and(static_cast<int>(fine)) != 0;
+    return meet_by_counting(team_, heap_.rank);
   }
   __device__ bool last_of_team() {
     verb();
@@ -337,20 +324,9 @@ class DeviceWorker : public WarpNumbers {
     if (lane() == 0) ptx::store_relaxed_system(&header()->epoch, epoch_);
   }
 
-  /// Gives up: this rank's record, for the host as well, then the abort word of every rank. One lane.
+  /// Gives up, by one lane.
   __device__ void fail(const WordName& name, std::uint64_t expected, std::uint64_t seen) {
-    const Word code = static_cast<Word>(heap_.rank) + 1;
-    if (ptx::compare_exchange_system(&header()->abort, 0, ~Word{0}) != 0) return;
-    const FaultRecord record{name, heap_.rank, expected, seen};
-    header()->fault = record;
-    HostFault* host = team_.host_faults + blockIdx.y;
-    host->record = record;
-    __threadfence_system();
-    ptx::store_release_system(&host->raised, 1);
-    ptx::store_release_system(&header()->abort, code);
-    for (int peer = 0; peer < heap_.ranks; ++peer) {
-      if (peer != heap_.rank) ptx::compare_exchange_system(&heap_.template at<HeapHeader>(peer, 0)->abort, 0, code);
-    }
+    give_up(team_, heap_.rank, name, expected, seen);
   }
   __device__ bool aborted() const { return ptx::load_relaxed_system(&header()->abort) != 0; }
 
@@ -365,35 +341,23 @@ class DeviceWorker : public WarpNumbers {
 
   /// Tests inject delays here.
   __device__ void verb() {
-    if (longest_delay_ == 0) return;
-    delays_ = delays_ * 1664525u + 1013904223u + team_.settings->delay_seed + static_cast<std::uint32_t>(index()) * 2654435761u;
-    if ((delays_ >> 28) == 0) __nanosleep((delays_ >> 4) % longest_delay_);
-    __syncwarp();
+    if (longest_delay_ != 0) delays_ = delay(*team_.settings, index(), delays_);
   }
 
   template <class Arrived>
   __device__ bool spin(const Word* word, const WordName& name, std::uint64_t expected, Arrived arrived) {
-    Word seen = ptx::load_acquire_system(word);
-    if (arrived(seen)) return true;
-    const std::uint64_t since = ptx::nanoseconds();
-    // Longer than any word's deadline: a fellow worker that waits for another rank names that rank first.
-    const int halves = name.kind == WordKind::team ? 3 : 2;
-    for (std::uint32_t look = 1;; ++look) {
-      seen = ptx::load_acquire_system(word);
+    std::uint64_t since = 0;
+    for (std::uint32_t look = 0;; ++look) {
+      const Word seen = ptx::load_acquire_system(word);
       if (arrived(seen)) return true;
       if (look % 64 != 0) continue;
-      if (aborted()) return false;
-      if (ptx::nanoseconds() - since > deadline() / 2 * halves) {
-        fail(name, expected, seen);
-        return false;
-      }
+      since = go_on_waiting(team_, heap_.rank, since, name, expected, seen);
+      if (since == 0) return false;
     }
   }
 
   const DeviceTeam& team_;
   HeapView heap_;
-  WarpRows rows_;
-  RowSender sender_;
   std::byte* shared_;
   std::byte* shared_end_;
   std::uint32_t epoch_ = 0;

@@ -40,6 +40,7 @@ __device__ ExpertLayout experts_of(const ElasticCall& call, int rank) {
   return to;
 }
 
+template <bool plain>
 __global__ void __launch_bounds__(threads_a_cta) elastic_dispatch(const __grid_constant__ ElasticCall call) {
   HEDDLE_DEVICE_WORKER(w, call, call.send ? NewCall::yes : NewCall::no);
   const ElasticScratch scratch = scratch_of(call);
@@ -59,6 +60,7 @@ __global__ void __launch_bounds__(threads_a_cta) elastic_dispatch(const __grid_c
   }
 }
 
+template <bool plain>
 __global__ void __launch_bounds__(threads_a_cta) elastic_combine(const __grid_constant__ ElasticCall call) {
   HEDDLE_DEVICE_WORKER(w, call, NewCall::no);
   const ElasticScratch scratch = scratch_of(call);
@@ -82,7 +84,8 @@ class DeviceElastic final : public DeviceWay<ElasticCall> {
  public:
   DeviceElastic(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
                 const DeviceExchangeOptions& device_options)
-      : DeviceWay(workspace, gpu, options, memory, device_options, elastic_dispatch, elastic_combine) {
+      : DeviceWay(workspace, gpu, options, memory, device_options, {elastic_dispatch<false>, elastic_dispatch<true>},
+                  {elastic_combine<false>, elastic_combine<true>}) {
     if (options.cpu_sync) throw InputError("elastic with cpu_sync is not on GPUs yet; the host engine has it");
     parameters_.layout = make_layout<ElasticLayout>(options, areas());
     parameters_.layout.reduce = options.reduce;

@@ -21,7 +21,8 @@ struct Span {
   int rows = 0;
 };
 
-__device__ Span span_of(const DeviceWorker& w, const GatherCall& call, const std::int32_t* counts) {
+template <bool plain>
+__device__ Span span_of(const DeviceWorker<plain>& w, const GatherCall& call, const std::int32_t* counts) {
   const HeapView& heap = w.heap();
   if (call.mode == GatherMode::padded) return {heap.rank * call.max_tokens, heap.ranks * call.max_tokens};
   Span span;
@@ -34,7 +35,8 @@ __device__ Span span_of(const DeviceWorker& w, const GatherCall& call, const std
 }
 
 /// Sends this rank's tokens; counts [ranks]: everybody's, where they are needed first.
-__device__ bool send(DeviceWorker& w, const GatherCall& call, const SendInput& input, std::int32_t* counts) {
+template <bool plain>
+__device__ bool send(DeviceWorker<plain>& w, const GatherCall& call, const SendInput& input, std::int32_t* counts) {
   if (!check_input(w, call, input)) return false;
   const std::int32_t* heard = counts;
   if (call.mode != GatherMode::padded) heard = gather_exchange_counts(w, call.layout, input.tokens, false, counts);
@@ -48,6 +50,7 @@ __device__ bool send(DeviceWorker& w, const GatherCall& call, const SendInput& i
   return gather_send(w, call.layout, static_cast<std::size_t>(span.first), input);
 }
 
+template <bool plain>
 __global__ void __launch_bounds__(threads_a_cta) gather_dispatch(const __grid_constant__ GatherCall call) {
   HEDDLE_DEVICE_WORKER(w, call, call.send ? NewCall::yes : NewCall::no);
   std::int32_t* counts = of_this_rank(call.counts, call);
@@ -63,6 +66,7 @@ __global__ void __launch_bounds__(threads_a_cta) gather_dispatch(const __grid_co
   });
 }
 
+template <bool plain>
 __global__ void __launch_bounds__(threads_a_cta) gather_combine(const __grid_constant__ GatherCall call) {
   HEDDLE_DEVICE_WORKER(w, call, NewCall::no);
   const DeviceRank& rank = call.ranks[blockIdx.y];
@@ -76,7 +80,8 @@ class DeviceGather final : public DeviceWay<GatherCall> {
  public:
   DeviceGather(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
                const DeviceExchangeOptions& device_options)
-      : DeviceWay(workspace, gpu, options, memory, device_options, gather_dispatch, gather_combine) {
+      : DeviceWay(workspace, gpu, options, memory, device_options, {gather_dispatch<false>, gather_dispatch<true>},
+                  {gather_combine<false>, gather_combine<true>}) {
     if (options.gather == GatherMode::tensor_parallel)
       throw InputError("gather under tensor-parallel attention is not on GPUs yet; the host engine has it");
     parameters_.layout = make_layout<GatherLayout>(options, areas());

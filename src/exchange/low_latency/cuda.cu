@@ -22,6 +22,7 @@ __device__ LowLatencyScratch scratch_of(const LowLatencyCall& call) {
   return scratch;
 }
 
+template <bool plain>
 __global__ void __launch_bounds__(threads_a_cta) low_latency_dispatch(const __grid_constant__ LowLatencyCall call) {
   HEDDLE_DEVICE_WORKER(w, call, call.send ? NewCall::yes : NewCall::no);
   const LowLatencyScratch scratch = scratch_of(call);
@@ -35,6 +36,7 @@ __global__ void __launch_bounds__(threads_a_cta) low_latency_dispatch(const __gr
   if (arrived != nullptr) low_latency_pack(w, call.layout, local_experts, arrived, scratch);
 }
 
+template <bool plain>
 __global__ void __launch_bounds__(threads_a_cta) low_latency_combine(const __grid_constant__ LowLatencyCall call) {
   HEDDLE_DEVICE_WORKER(w, call, NewCall::no);
   const LowLatencyScratch scratch = scratch_of(call);
@@ -48,7 +50,8 @@ class DeviceLowLatency final : public DeviceWay<LowLatencyCall> {
  public:
   DeviceLowLatency(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
                    const DeviceExchangeOptions& device_options)
-      : DeviceWay(workspace, gpu, options, memory, device_options, low_latency_dispatch, low_latency_combine) {
+      : DeviceWay(workspace, gpu, options, memory, device_options, {low_latency_dispatch<false>, low_latency_dispatch<true>},
+                  {low_latency_combine<false>, low_latency_combine<true>}) {
     parameters_.layout = make_layout<LowLatencyLayout>(options, areas());
     parameters_.weighted = options.weight_at == WeightAt::combine;
     const auto local = static_cast<std::size_t>(std::max(1, parameters_.layout.shape.max_local_experts));

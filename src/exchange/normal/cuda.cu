@@ -53,6 +53,7 @@ __device__ ExpertLayout experts_of(const NormalCall& call, int rank) {
   return to;
 }
 
+template <bool plain>
 __global__ void __launch_bounds__(threads_a_cta) normal_counts(const __grid_constant__ NormalCall call) {
   HEDDLE_DEVICE_WORKER(w, call, NewCall::yes);
   const SendInput input = send_input(call);
@@ -75,6 +76,7 @@ __global__ void __launch_bounds__(threads_a_cta) normal_counts(const __grid_cons
   w.prefix_sums(w.heap().ranks, returned_firsts, 1);
 }
 
+template <bool plain>
 __global__ void __launch_bounds__(threads_a_cta) normal_move(const __grid_constant__ NormalCall call) {
   HEDDLE_DEVICE_WORKER(w, call, NewCall::no);
   const NormalScratch scratch = scratch_of(call);
@@ -90,7 +92,8 @@ __global__ void __launch_bounds__(threads_a_cta) normal_move(const __grid_consta
 }
 
 /// sums [n, H]: what goes back of each arrived row.
-__device__ bool sum_arrived_rows(DeviceWorker& w, const NormalCall& call, const NormalScratch& scratch, const bf16* results,
+template <bool plain>
+__device__ bool sum_arrived_rows(DeviceWorker<plain>& w, const NormalCall& call, const NormalScratch& scratch, const bf16* results,
                                  bf16* sums) {
   const int hidden = call.layout.returned.hidden;
   const int n = w.sum_values(w.heap().ranks, scratch.arrived);
@@ -105,6 +108,7 @@ __device__ bool sum_arrived_rows(DeviceWorker& w, const NormalCall& call, const 
   return w.team_barrier();
 }
 
+template <bool plain>
 __global__ void __launch_bounds__(threads_a_cta) normal_combine(const __grid_constant__ NormalCall call) {
   HEDDLE_DEVICE_WORKER(w, call, NewCall::no);
   const NormalScratch scratch = scratch_of(call);
@@ -129,7 +133,8 @@ class DeviceNormal final : public DeviceExchangeBase {
   DeviceNormal(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
                const DeviceExchangeOptions& device_options)
       : DeviceExchangeBase(workspace, gpu, options, memory, device_options) {
-    for (const auto kernel : {normal_counts, normal_move, normal_combine}) prepare(reinterpret_cast<const void*>(kernel));
+    for (const auto kernel : {normal_counts<false>, normal_move<false>, normal_combine<false>})
+      prepare(reinterpret_cast<const void*>(kernel));
     parameters_.layout = make_layout<NormalLayout>(options, areas());
     parameters_.layout.queue_rows = options.queue_rows;
     parameters_.layout.chunk_rows = options.chunk_rows;
@@ -156,21 +161,21 @@ class DeviceNormal final : public DeviceExchangeBase {
   void dispatch_send(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) override {
     refuse_capture(stream);
     take_inputs(inputs, step);
-    launch(reinterpret_cast<const void*>(normal_counts), &parameters_, true, true, stream);
+    launch(reinterpret_cast<const void*>(normal_counts<false>), &parameters_, true, true, stream);
   }
   void dispatch_receive(DeviceStream stream) override {
     refuse_capture(stream);
     wait_for_counts(stream);
     make_exact_memory();
-    launch(reinterpret_cast<const void*>(normal_move), &parameters_, true, true, stream);
+    launch(reinterpret_cast<const void*>(normal_move<false>), &parameters_, true, true, stream);
   }
   void combine_send(std::span<const bf16* const> results, DeviceStream stream) override {
     take_results(results);
-    launch(reinterpret_cast<const void*>(normal_combine), &parameters_, true, false, stream);
+    launch(reinterpret_cast<const void*>(normal_combine<false>), &parameters_, true, false, stream);
   }
   void combine_receive(std::span<const DeviceOutput> outputs, DeviceStream stream) override {
     take_outputs(outputs);
-    launch(reinterpret_cast<const void*>(normal_combine), &parameters_, false, true, stream);
+    launch(reinterpret_cast<const void*>(normal_combine<false>), &parameters_, false, true, stream);
   }
   void dispatch(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) override {
     dispatch_send(inputs, step, stream);
@@ -179,7 +184,7 @@ class DeviceNormal final : public DeviceExchangeBase {
   void combine(std::span<const bf16* const> results, std::span<const DeviceOutput> outputs, DeviceStream stream) override {
     take_results(results);
     take_outputs(outputs);
-    launch(reinterpret_cast<const void*>(normal_combine), &parameters_, true, true, stream);
+    launch(reinterpret_cast<const void*>(normal_combine<false>), &parameters_, true, true, stream);
   }
 
   Arrived arrived(int local) const override {

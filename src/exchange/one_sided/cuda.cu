@@ -19,6 +19,7 @@ __device__ OneSidedScratch scratch_of(const OneSidedCall& call) {
   return scratch;
 }
 
+template <bool plain>
 __global__ void __launch_bounds__(threads_a_cta) one_sided_dispatch(const __grid_constant__ OneSidedCall call) {
   HEDDLE_DEVICE_WORKER(w, call, call.send ? NewCall::yes : NewCall::no);
   const SendInput input = send_input(call);
@@ -33,6 +34,7 @@ __global__ void __launch_bounds__(threads_a_cta) one_sided_dispatch(const __grid
   }
 }
 
+template <bool plain>
 __global__ void __launch_bounds__(threads_a_cta) one_sided_combine(const __grid_constant__ OneSidedCall call) {
   HEDDLE_DEVICE_WORKER(w, call, NewCall::no);
   const SendInput input = send_input(call);
@@ -47,7 +49,8 @@ class DeviceOneSided final : public DeviceWay<OneSidedCall> {
  public:
   DeviceOneSided(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
                  const DeviceExchangeOptions& device_options)
-      : DeviceWay(workspace, gpu, options, memory, device_options, one_sided_dispatch, one_sided_combine) {
+      : DeviceWay(workspace, gpu, options, memory, device_options, {one_sided_dispatch<false>, one_sided_dispatch<true>},
+                  {one_sided_combine<false>, one_sided_combine<true>}) {
     parameters_.layout = make_layout<OneSidedLayout>(options, areas());
     OneSidedLayout& layout = parameters_.layout;
     for (const std::size_t bytes : options.extra_payloads) layout.extra_bytes[layout.extra_payloads++] = bytes;

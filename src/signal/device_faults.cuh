@@ -1,0 +1,72 @@
+// What a kernel does rarely or slowly anyway: giving up, long waits, meetings of many CTAs, the delays of tests. Kept
+// out of line, because instructions that have to be fetched cost more than those that run.
+#pragma once
+
+#include <cstdint>
+
+#include "signal/device_team.hpp"
+#include "signal/ptx.cuh"
+
+namespace heddle {
+
+/// Gives up: this rank's record, for the host as well, then the abort word of every rank. One lane.
+__device__ __noinline__ inline void give_up(const DeviceTeam& team, int rank, WordName name, std::uint64_t expected,
+                                            std::uint64_t seen) {
+  auto* header = team.heap.at<HeapHeader>(rank, 0);
+  const Word code = static_cast<Word>(rank) + 1;
+  if (ptx::compare_exchange_system(&header->abort, 0, ~Word{0}) != 0) return;
+  const FaultRecord record{name, rank, expected, seen};
+  header->fault = record;
+  HostFault* host = team.host_faults + (rank - team.heap.rank);
+  host->record = record;
+  __threadfence_system();
+  ptx::store_release_system(&host->raised, 1);
+  ptx::store_release_system(&header->abort, code);
+  for (int peer = 0; peer < team.heap.ranks; ++peer) {
+    if (peer != rank) ptx::compare_exchange_system(&team.heap.at<HeapHeader>(peer, 0)->abort, 0, code);
+  }
+}
+
+/// In a wait that began at `since` (0: now) and saw `seen` last: since when it has waited, or 0 where it has to end.
+__device__ __noinline__ inline std::uint64_t go_on_waiting(const DeviceTeam& team, int rank, std::uint64_t since, WordName name,
+                                                           std::uint64_t expected, std::uint64_t seen) {
+  const std::uint64_t now = ptx::nanoseconds();
+  if (ptx::load_relaxed_system(&team.heap.at<HeapHeader>(rank, 0)->abort) != 0) return 0;
+  if (since == 0) return now;
+  const std::uint64_t deadline = *static_cast<const volatile std::uint64_t*>(&team.settings->deadline_nanoseconds);
+  // Longer than any word's deadline: a fellow worker that waits for another rank names that rank first.
+  const int halves = name.kind == WordKind::team ? 3 : 2;
+  if (now - since <= deadline / 2 * halves) return since;
+  give_up(team, rank, name, expected, seen);
+  return 0;
+}
+
+/// All CTAs of a rank meet: each adds to a counter and waits until all are there. False on abort.
+__device__ __noinline__ inline bool meet_by_counting(const DeviceTeam& team, int rank) {
+  __syncthreads();
+  bool fine = true;
+  if (threadIdx.x == 0) {
+    Word* arrivals = &team.counters[rank - team.heap.rank].met;
+    const Word before = ptx::add_acquire_release_gpu(arrivals, 1);
+    const Word target = (before / gridDim.x + 1) * gridDim.x;
+    std::uint64_t since = 0;
+    for (std::uint32_t look = 0; fine; ++look) {
+      const Word seen = ptx::load_acquire_gpu(arrivals);
+      if (seen >= target) break;
+      if (look % 64 != 0) continue;
+      since = go_on_waiting(team, rank, since, {WordKind::team, rank, -1}, target, seen);
+      fine = since != 0;
+    }
+  }
+  return __syncthreads_and(static_cast<int>(fine)) != 0;
+}
+
+/// Sleeps now and then; returns the next state of the draw. All lanes of the warp alike.
+__device__ __noinline__ inline std::uint32_t delay(const DeviceSettings& settings, int worker, std::uint32_t state) {
+  state = state * 1664525u + 1013904223u + settings.delay_seed + static_cast<std::uint32_t>(worker) * 2654435761u;
+  if ((state >> 28) == 0) __nanosleep((state >> 4) % settings.delay_nanoseconds);
+  __syncwarp();
+  return state;
+}
+
+}  // namespace heddle
