@@ -44,8 +44,10 @@ class WarpRows {
   template <class Terms>
   __device__ static void sum(int lane, bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last, int begin,
                              int end) {
-    if (plain || format.row.wire == Wire::bf16) return reduce<Wire::bf16>(lane, out, n, terms, format, last, begin, end);
-    sum_quantised(lane, out, n, terms, format, last, begin, end);
+    if constexpr (!plain) {
+      if (format.row.wire != Wire::bf16) return sum_quantised(lane, out, n, terms, format, last, begin, end);
+    }
+    reduce<Wire::bf16>(lane, out, n, terms, format, last, begin, end);
   }
 
  private:

@@ -33,16 +33,10 @@ class RowSender {
     const int passes = (format.hidden + pass_values - 1) / pass_values;
     const int first = passes * part.index / part.count;
     const int last = passes * (part.index + 1) / part.count;
-    if (plain || format.wire == Wire::bf16) return send_plain(lane, n, to, from, format, first, last);
-    std::byte* places[most_places];
-    for (int next = 0; next < n;) {
-      int found = 0;
-      for (; next < n && found < most_places; ++next) {
-        std::byte* place = to(next);
-        if (place != nullptr) places[found++] = place;
-      }
-      if (found > 0) send_quantised(lane, found, places, from, format, first, last);
+    if constexpr (!plain) {
+      if (format.wire != Wire::bf16) return send_in_turns(lane, n, to, from, format, first, last);
     }
+    send_plain(lane, n, to, from, format, first, last);
   }
 
  private:
@@ -107,6 +101,18 @@ class RowSender {
     }
   };
 
+  template <class To>
+  __device__ static void send_in_turns(int lane, int n, To to, const bf16* from, const RowFormat& format, int first, int last) {
+    std::byte* places[most_places];
+    for (int next = 0; next < n;) {
+      int found = 0;
+      for (; next < n && found < most_places; ++next) {
+        std::byte* place = to(next);
+        if (place != nullptr) places[found++] = place;
+      }
+      if (found > 0) send_quantised(lane, found, places, from, format, first, last);
+    }
+  }
   __device__ __noinline__ static void send_quantised(int lane, int n, std::byte* const* places, const bf16* from,
                                                      const RowFormat& format, int first, int last) {
     if (format.wire == Wire::nvfp4) {
