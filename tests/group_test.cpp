@@ -139,7 +139,7 @@ TEST(Signal, StaleEpochDoesNotSatisfyAWait) {
       HostWorker first(team, 0);
       ASSERT_TRUE(first.acquire(word, {WordKind::elastic_count, 1, -1}, value));
       EXPECT_EQ(value, 7u);
-      first.raise_epoch();
+      first.start(CallPart::combine);
       HostWorker second(team, 0);
       EXPECT_FALSE(second.acquire(word, {WordKind::elastic_count, 1, 5}, value)) << "epoch 1's word satisfied epoch 2";
       try {
@@ -164,7 +164,7 @@ TEST(Signal, EveryRankLearnsWhyAndWorksAgainAfterAReset) {
       const bool arrived =
           worker.acquire(workspace.view().mine<Word>(4096), {WordKind::normal_count, (group.rank() + 3) % 4, -1}, value);
       if (!arrived) workspace.throw_if_aborted();
-      worker.raise_epoch();
+      worker.start(CallPart::combine);
     };
     ring_round(false);
     group.barrier("between");

@@ -71,7 +71,6 @@ struct ExchangeMemory {
   std::size_t dispatch = 0;
   std::size_t combine = 0;
   std::size_t outputs = 0;  ///< the all-gather of outputs under tensor-parallel attention
-  int max_local_experts = 0;
   void include(const ExchangeMemory& other);
   /// Bytes of a rank's part that holds all of it, header and words included.
   std::size_t heap_bytes(int ranks) const;

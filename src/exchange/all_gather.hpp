@@ -28,23 +28,22 @@ HEDDLE_PROTOCOL bool all_gather_rows(W& w, const AllGatherLayout& layout, int fi
   const HeapView& heap = w.heap();
   const RowFormat format{Wire::bf16, layout.hidden, {}, 1.0f};
   const auto hidden = static_cast<std::size_t>(layout.hidden);
-  const int parts = w.row_parts(rows, layout.hidden);
-  for (int item = w.index(); item < rows * parts; item += w.count()) {
-    const int row = item / parts;
+  const int bits = w.part_bits(rows, layout.hidden);
+  for (int item = w.index(); item < rows << bits; item += w.count()) {
+    const int row = row_of(item, bits);
     const auto to = [&](int d) {
       return w.live(d) ? heap.at<std::byte>(d, layout.row(static_cast<std::size_t>(first + row))) : nullptr;
     };
-    send_row(w, heap.ranks, to, mine + static_cast<std::size_t>(row) * hidden, format, RowPart{item % parts, parts});
+    send_row(w, heap.ranks, to, mine + static_cast<std::size_t>(row) * hidden, format, part_of(item, bits));
   }
-  w.complete_all();
   const auto word = [&](int peer) { return layout.arrived_word(peer); };
-  if (w.last_of_team()) tell(w, word, [&](int) { return rows; });
+  tell(w, word, [&](int) { return rows; });
   if (!hear_all(w, word, WordKind::all_gather_arrived)) return false;
-  const int out_parts = w.row_parts(all, layout.hidden);
-  for (int item = w.index(); item < all * out_parts; item += w.count()) {
-    const auto row = static_cast<std::size_t>(item / out_parts);
+  const int out_bits = w.part_bits(all, layout.hidden);
+  for (int item = w.index(); item < all << out_bits; item += w.count()) {
+    const auto row = static_cast<std::size_t>(row_of(item, out_bits));
     const auto to = [&](int) { return reinterpret_cast<std::byte*>(out + row * hidden); };
-    copy_row(w, 1, to, heap.mine<std::byte>(layout.row(row)), format, RowPart{item % out_parts, out_parts});
+    copy_row(w, 1, to, heap.mine<std::byte>(layout.row(row)), format, part_of(item, out_bits));
   }
   w.complete_all();
   return true;

@@ -28,30 +28,31 @@ struct Areas {
   std::size_t end = 0;
 };
 
-/// Rows of the word area, one word a peer in each. Every phase has rows of its own, the same for all ways.
+/// Rows of the word area, a block of words a peer in each: one for every squad that the peer may have (on the host a
+/// rank is one squad). Every phase has rows of its own, the same for all ways.
 enum WordRow : int {
   all_gather_words = 0,
   combine_words = 1,   ///< two rows: normal's queues back have two ends
-  dispatch_words = 3,  ///< one a local expert (low_latency), and at least three
+  dispatch_words = 3,  ///< three rows
+  word_rows = 6,
 };
+constexpr int most_squads = 160;
 
-/// Offset of the word of `peer` in a row of the word area.
+/// Offset of the words of `peer` in a row of the word area.
 HEDDLE_HOST_DEVICE constexpr std::size_t word_at(const Areas& areas, int ranks, int row, int peer) {
-  return areas.words +
-         sizeof(Word) * (static_cast<std::size_t>(row) * static_cast<std::size_t>(ranks) + static_cast<std::size_t>(peer));
+  return areas.words + sizeof(Word) * most_squads *
+                           (static_cast<std::size_t>(row) * static_cast<std::size_t>(ranks) + static_cast<std::size_t>(peer));
 }
 
 /// Bytes of all word rows. Independent of the cap.
-constexpr std::size_t word_area_bytes(int ranks, int max_local_experts) {
-  const int rows = dispatch_words + (max_local_experts > 3 ? max_local_experts : 3);
-  return align_up(sizeof(Word) * static_cast<std::size_t>(ranks) * static_cast<std::size_t>(rows), 128);
+constexpr std::size_t word_area_bytes(int ranks) {
+  return align_up(sizeof(Word) * word_rows * most_squads * static_cast<std::size_t>(ranks), 128);
 }
 
 /// Areas with room for the largest of each kind.
-constexpr Areas place_areas(int ranks, int max_local_experts, std::size_t dispatch_bytes, std::size_t combine_bytes,
-                            std::size_t output_bytes) {
+constexpr Areas place_areas(int ranks, std::size_t dispatch_bytes, std::size_t combine_bytes, std::size_t output_bytes) {
   Areas areas;
-  areas.dispatch = areas.words + word_area_bytes(ranks, max_local_experts);
+  areas.dispatch = areas.words + word_area_bytes(ranks);
   areas.combine = areas.dispatch + align_up(dispatch_bytes, 128);
   areas.outputs = areas.combine + align_up(combine_bytes, 128);
   areas.end = areas.outputs + align_up(output_bytes, 128);

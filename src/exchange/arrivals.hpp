@@ -33,16 +33,18 @@ template <Worker W, class RoutingOf>
 HEDDLE_PROTOCOL void list_routing(W& w, int n, RoutingOf routing_of, const PlacementView& placement, const ArrivedRouting& to) {
   const int rank = w.heap().rank;
   const int k = to.topk;
-  const auto id = [&](int pair) {
-    const std::byte* routing = routing_of(pair / k);
-    return routing == nullptr ? nullptr : reinterpret_cast<const std::int32_t*>(routing) + pair % k;
-  };
-  const auto weight = [&](int pair) {
-    const std::byte* routing = routing_of(pair / k);
-    return routing == nullptr ? nullptr : reinterpret_cast<const float*>(routing) + k + pair % k;
-  };
-  read_each(w, n * k, id, -1, [&](int pair, std::int32_t value) { to.local_ids[pair] = placement.local_id(value, rank); });
-  read_each(w, n * k, weight, 0.0f, [&](int pair, float value) { to.weights[pair] = value; });
+  w.spread(n, k, [&](int row, int choice) {
+    const std::byte* routing = routing_of(row);
+    const int pair = row * k + choice;
+    std::int32_t id = -1;
+    float weight = 0;
+    if (routing != nullptr) {
+      id = w.load(reinterpret_cast<const std::int32_t*>(routing) + choice);
+      weight = w.load(reinterpret_cast<const float*>(routing) + k + choice);
+    }
+    to.local_ids[pair] = placement.local_id(id, rank);
+    to.weights[pair] = weight;
+  });
 }
 
 /// Rows laid out by expert, in ordinary memory: one row for each pair of a row and a local expert.
@@ -101,26 +103,26 @@ HEDDLE_PROTOCOL bool number_pairs(W& w, int pairs, const std::int32_t* local_ids
 }
 
 /// Lays n arrived rows of k pairs each out by expert; inside an expert they keep their order. local_ids [n, k] may be
-/// this squad's own; row_of(i): a row's bytes, weight_of(pair): where its weight lies.
-template <Worker W, class RowOf, class WeightOf>
-HEDDLE_PROTOCOL bool expand_rows(W& w, int n, int k, const std::int32_t* local_ids, const RowFormat& format, RowOf row_of,
-                                 WeightOf weight_of, const ExpertLayout& to) {
+/// this squad's own; row_of(i): a row's bytes, weights_of(i): where its k weights lie.
+template <Worker W, class BytesOf, class WeightsOf>
+HEDDLE_PROTOCOL bool expand_rows(W& w, int n, int k, const std::int32_t* local_ids, const RowFormat& format, BytesOf bytes_of,
+                                 WeightsOf weights_of, const ExpertLayout& to) {
   ExpertRuns runs;
   if (!number_pairs(w, n * k, local_ids, to, runs)) return false;
   const auto place_of = [&](int pair) { return local_ids[pair] < 0 ? -1 : runs.begins[local_ids[pair]] + runs.numbers[pair]; };
-  const int parts = w.row_parts(n, format.hidden);
-  for (int item = w.index(); item < n * parts; item += w.count()) {
-    const int i = item / parts;
+  const int bits = w.part_bits(n, format.hidden);
+  for (int item = w.index(); item < n << bits; item += w.count()) {
+    const int i = row_of(item, bits);
     const auto row = [&](int choice) {
       const std::int32_t place = place_of(i * k + choice);
       return place < 0 ? nullptr : to.rows + static_cast<std::size_t>(place) * format.row_bytes();
     };
-    copy_row(w, k, row, row_of(i), format, RowPart{item % parts, parts});
+    copy_row(w, k, row, bytes_of(i), format, part_of(item, bits));
   }
-  read_each(w, n * k, weight_of, 0.0f, [&](int pair, float weight) {
-    const std::int32_t place = place_of(pair);
-    to.places[pair] = place;
-    if (place >= 0) to.row_weights[place] = weight;
+  w.spread(n, k, [&](int i, int choice) {
+    const std::int32_t place = place_of(i * k + choice);
+    to.places[i * k + choice] = place;
+    if (place >= 0) to.row_weights[place] = w.load(weights_of(i) + choice);
   });
   w.complete_all();
   return true;

@@ -8,9 +8,9 @@
 namespace heddle {
 
 /// Begins a kernel template of `plain`: the worker of this warp, and its squad's memory. Masked ranks leave at once.
-#define HEDDLE_DEVICE_WORKER(w, call, new_call)                                          \
-  extern __shared__ std::byte heddle_squad_memory[];                                     \
-  DeviceWorker<plain> w((call).team, new_call, heddle_squad_memory, (call).squad_bytes); \
+#define HEDDLE_DEVICE_WORKER(w, call, part)                                          \
+  extern __shared__ std::byte heddle_squad_memory[];                                 \
+  DeviceWorker<plain> w((call).team, part, heddle_squad_memory, (call).squad_bytes); \
   if (!w.live(w.heap().rank)) return
 
 /// A pointer into the first local rank's memory, moved to this CTA's rank.
@@ -40,32 +40,56 @@ __device__ inline SharedRows shared_rows(const DeviceCall& call) {
   return {output.shared, output.shared_factors};
 }
 
-/// Too many tokens, ids outside of [-1, experts) or repeated within a token: a fault. The squad that found it leaves,
-/// so that nothing is announced. Tokens are dealt over all squads, but in a cluster, which does not miss those that left.
+/// Is a choice wrong, or the same as an earlier one of its token? A group of lanes holds a token's choices, one each.
+__device__ inline bool is_bad_choice(std::int32_t id, int choice, int topk, int lanes_of_token, int experts) {
+  bool bad = id < -1 || id >= experts;
+#pragma unroll 1
+  for (int distance = 1; distance < topk; ++distance) {
+    const std::int32_t earlier = __shfl_up_sync(0xFFFFFFFFu, id, static_cast<unsigned>(distance), lanes_of_token);
+    bad |= choice >= distance && id >= 0 && earlier == id;
+  }
+  return bad;
+}
+/// The same for more choices than a warp has lanes.
+__device__ inline bool is_bad_choice_of_many(const std::int32_t* ids, int choice, int experts) {
+  bool bad = ids[choice] < -1 || ids[choice] >= experts;
+#pragma unroll 1
+  for (int other = 0; other < choice; ++other) bad |= ids[choice] >= 0 && ids[other] == ids[choice];
+  return bad;
+}
+
+/// Too many tokens, ids outside of [-1, experts) or repeated within a token: a fault. The squad that finds it leaves and
+/// says nothing, so nothing is announced in whole. Tokens are dealt over all squads, a choice a lane.
 template <bool plain>
 __device__ bool check_input(DeviceWorker<plain>& w, const DeviceCall& call, const SendInput& input) {
+  const auto refuse = [&](int token, std::uint64_t expected, std::int64_t seen) {
+    w.fail({WordKind::refused, -1, token}, expected, static_cast<std::uint64_t>(seen));
+  };
   if (input.tokens < 0 || input.tokens > call.max_tokens) {
-    if (w.index() == 0 && w.lane() == 0) {
-      w.fail({WordKind::refused, -1, -1}, static_cast<std::uint64_t>(call.max_tokens), static_cast<std::uint64_t>(input.tokens));
-    }
+    if (w.index() == 0 && w.lane() == 0) refuse(-1, static_cast<std::uint64_t>(call.max_tokens), input.tokens);
     return false;
   }
-  const bool alone = ptx::cluster_ctas() == gridDim.x;
-  const int first = static_cast<int>(alone ? threadIdx.x : blockIdx.x * blockDim.x + threadIdx.x);
-  const int stride = static_cast<int>(alone ? blockDim.x : gridDim.x * blockDim.x);
-  bool bad = false;
-  for (int token = first; token < input.tokens; token += stride) {
-    const std::int32_t* ids = input.ids + static_cast<std::ptrdiff_t>(token) * call.topk;
-    for (int choice = 0; choice < call.topk; ++choice) {
-      bool wrong = ids[choice] < -1 || ids[choice] >= call.experts;
-      for (int other = 0; other < choice; ++other) wrong |= ids[choice] >= 0 && ids[choice] == ids[other];
-      if (wrong)
-        w.fail({WordKind::refused, -1, token}, static_cast<std::uint64_t>(call.experts),
-               static_cast<std::uint64_t>(static_cast<std::int64_t>(ids[choice])));
-      bad |= wrong;
+  const int topk = call.topk;
+  const int shift = topk <= 1 ? 0 : (topk > 32 ? 5 : 32 - __clz(topk - 1));
+  const int lanes = 1 << shift;
+  const int tokens_a_warp = 32 >> shift;
+  bool fine = true;
+#pragma unroll 1
+  for (int first = w.index() * tokens_a_warp; first < input.tokens; first += w.count() * tokens_a_warp) {
+    const int token = first + (w.lane() >> shift);
+#pragma unroll 1
+    for (int base = 0; base < topk; base += lanes) {
+      const int choice = base + (w.lane() & (lanes - 1));
+      const bool there = token < input.tokens && choice < topk;
+      const std::int32_t* ids = input.ids + static_cast<std::ptrdiff_t>(token) * topk;
+      const std::int32_t id = there ? ids[choice] : -1;
+      bool bad = topk <= 32 ? is_bad_choice(id, choice, topk, lanes, call.experts)
+                            : there && is_bad_choice_of_many(ids, choice, call.experts);
+      if (bad) refuse(token, static_cast<std::uint64_t>(call.experts), id);
+      fine &= !bad;
     }
   }
-  return __syncthreads_or(static_cast<int>(bad)) == 0;
+  return __syncthreads_and(static_cast<int>(fine)) != 0;
 }
 
 }  // namespace heddle

@@ -18,7 +18,7 @@ DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t g
     throw InputError(fmt::format("{} ranks on GPU {}; at most {} share one", local_ranks(), device(), max_local_ranks));
   const ExchangeMemory own = exchange_memory(options);
   if (areas().end > workspace.bytes() || own.dispatch > memory.dispatch || own.combine > memory.combine ||
-      own.outputs > memory.outputs || own.max_local_experts > memory.max_local_experts) {
+      own.outputs > memory.outputs) {
     throw InputError(fmt::format("way {} needs a workspace of {} bytes a rank, this one has {}", name(options.way), areas().end,
                                  workspace.bytes()));
   }
@@ -31,8 +31,7 @@ DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t g
   check(cudaMemcpy(placement_.data(), map.data(), map.size() * sizeof(int), cudaMemcpyHostToDevice), "copying of the placement");
   team_counters_ = DeviceArray<TeamCounters>(device(), static_cast<std::size_t>(local_ranks()));
   call_.team = workspace.impl().team(gpu, team_counters_.share());
-  call_.placement = {placement_.data(), placement_.data() + experts, placement_.data() + 2 * experts,
-                     static_cast<int>(experts)};
+  call_.placement = {placement_.data(), placement_.data() + experts, placement_.data() + 2 * experts, static_cast<int>(experts)};
   call_.experts = options.placement.experts();
   call_.topk = options.topk;
   call_.squad_bytes = squad_bytes;
@@ -83,7 +82,8 @@ void DeviceExchangeBase::prepare(const void* kernel) {
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(call_.squad_bytes)),
         "shared memory of a kernel");
   int ctas_an_sm = 0;
-  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas_an_sm, kernel, threads_a_cta, call_.squad_bytes), "occupancy of a kernel");
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas_an_sm, kernel, threads_a_cta, call_.squad_bytes),
+        "occupancy of a kernel");
   int sms = 0;
   check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device()), "number of SMs");
   const int room = ctas_an_sm * sms;

@@ -27,7 +27,7 @@ HostExchange::HostExchange(Workspace& workspace, const ExchangeOptions& options,
   const Areas areas = areas_of(memory, ranks());
   const ExchangeMemory own = exchange_memory(options);
   if (areas.end > workspace.bytes() || own.dispatch > memory.dispatch || own.combine > memory.combine ||
-      own.outputs > memory.outputs || own.max_local_experts > memory.max_local_experts) {
+      own.outputs > memory.outputs) {
     throw InputError(fmt::format("way {} needs a workspace of {} bytes a rank, this one has {}", name(options.way),
                                  std::max(areas.end, own.heap_bytes(ranks())), workspace.bytes()));
   }
@@ -45,7 +45,7 @@ HostExchange::HostExchange(Workspace& workspace, const ExchangeOptions& options,
   for (int i = 0; i < options_.workers; ++i) workers_.emplace_back(team_, i);
 }
 
-void HostExchange::run(const Half& half, NewCall new_call) {
+void HostExchange::run(CallPart part, const Half& half) {
   team_.deadline = workspace_.group().deadline();
   start_team(workspace_.view());
   std::vector<char> done(workers_.size(), 0);
@@ -59,7 +59,7 @@ void HostExchange::run(const Half& half, NewCall new_call) {
     }
   };
   const auto work = [&](std::size_t i) {
-    workers_[i].start(new_call);
+    workers_[i].start(part);
     done[i] = half(workers_[i]) ? 1 : 0;
   };
   {
@@ -130,7 +130,7 @@ void HostExchange::accept(const CombineOutput& output) {
 
 void HostExchange::share_outputs(const CombineOutput& output) {
   if (output.all_out == nullptr || tensor_parallel()) return;
-  run([&](HostWorker& w) {
+  run(CallPart::combine, [&](HostWorker& w) {
     return all_gather_rows(w, all_gather_, output.first, input_.tokens, output.all_tokens, output.out, output.all_out);
   });
   for (int d = 0; d < ranks(); ++d) count_rows(d, input_.tokens, all_gather_.row_bytes());

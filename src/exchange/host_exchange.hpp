@@ -72,8 +72,8 @@ class HostExchange : public Exchange {
 
  protected:
   using Half = std::function<bool(HostWorker&)>;
-  /// Runs a half on all workers; throws the fault if one gave up, and what one threw. Sending of dispatch begins a new call.
-  void run(const Half& half, NewCall new_call = NewCall::no);
+  /// Runs a half on all workers; throws the fault if one gave up, and what one threw.
+  void run(CallPart part, const Half& half);
   /// Checks the input before anything is written. What all ranks see alike is thrown alike; what only
   /// this rank sees also ends the others' waits.
   void accept(const ExchangeInput& input, const Step& step);

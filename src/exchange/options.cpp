@@ -81,7 +81,7 @@ RowFormat returned_format(const ExchangeOptions& options) {
 }
 
 Areas areas_of(const ExchangeMemory& memory, int ranks) {
-  return place_areas(ranks, memory.max_local_experts, memory.dispatch, memory.combine, memory.outputs);
+  return place_areas(ranks, memory.dispatch, memory.combine, memory.outputs);
 }
 
 namespace {
@@ -180,7 +180,6 @@ ExchangeMemory exchange_memory(const ExchangeOptions& options) {
   all_gather.shape = shape_of(options);
   all_gather.hidden = options.hidden;
   memory.outputs = all_gather.output_bytes();
-  memory.max_local_experts = options.placement.max_local_experts();
   return memory;
 }
 
@@ -188,7 +187,6 @@ void ExchangeMemory::include(const ExchangeMemory& other) {
   dispatch = std::max(dispatch, other.dispatch);
   combine = std::max(combine, other.combine);
   outputs = std::max(outputs, other.outputs);
-  max_local_experts = std::max(max_local_experts, other.max_local_experts);
 }
 
 std::size_t ExchangeMemory::heap_bytes(int ranks) const { return areas_of(*this, ranks).end; }

@@ -63,13 +63,20 @@ HEDDLE_PROTOCOL LiveShare live_share(const W& w) {
   return share;
 }
 
-/// A rendezvous: every rank tells all live ranks by one word each, then hears from all of them. word_of(peer) is
-/// the offset of the word that `peer` writes. tell() is called by one worker, value(peer) is what the peer is told.
+/// A rendezvous: every rank tells all live ranks by a word each, then hears from all of them. word_of(peer) is the offset
+/// of the words that `peer` writes. tell() ends a sending half, value(peer) is what the peer is told.
 template <Worker W, class WordOf, class Value>
 HEDDLE_PROTOCOL void tell(W& w, WordOf word_of, Value value) {
   const HeapView& heap = w.heap();
   const auto word = [&](int d) { return w.live(d) ? heap.template at<Word>(d, word_of(heap.rank)) : nullptr; };
-  publish_each(w, heap.ranks, word, [&](int d) { return static_cast<std::uint32_t>(value(d)); });
+  announce(w, heap.ranks, word, value);
+}
+/// The same where there is nothing to do before: nobody is waited for.
+template <Worker W, class WordOf, class Value>
+HEDDLE_PROTOCOL void tell_at_once(W& w, WordOf word_of, Value value) {
+  const HeapView& heap = w.heap();
+  const auto word = [&](int d) { return w.live(d) ? heap.template at<Word>(d, word_of(heap.rank)) : nullptr; };
+  if (w.index() == 0) announce_alone(w, heap.ranks, word, value);
 }
 /// What every rank told, 0 where it is not live, for this worker's squad; the first squad leaves it in `values`
 /// [ranks]. Null on abort.
@@ -78,7 +85,7 @@ HEDDLE_PROTOCOL const std::int32_t* hear(W& w, WordOf word_of, WordKind kind, st
   const HeapView& heap = w.heap();
   const auto word = [&](int s) { return w.live(s) ? heap.template mine<const Word>(word_of(s)) : nullptr; };
   const std::int32_t* seen = nullptr;
-  const bool heard = acquire_each(
+  const bool heard = hear_each(
       w, heap.ranks, word,
       [&](int s) {
         return WordName{kind, s, -1};
@@ -91,14 +98,13 @@ template <Worker W, class WordOf>
 HEDDLE_PROTOCOL bool hear_all(W& w, WordOf word_of, WordKind kind) {
   const HeapView& heap = w.heap();
   const auto word = [&](int s) { return w.live(s) ? heap.template mine<const Word>(word_of(s)) : nullptr; };
-  return acquire_each(
+  return hear_each(
       w, heap.ranks, word,
       [&](int s) {
         return WordName{kind, s, -1};
       },
       nullptr, nullptr);
 }
-
 /// Where a rank's tokens go, readable by this worker's squad.
 struct RankNumbers {
   const std::int32_t* slots = nullptr;   ///< [tokens, ranks]: number among the sender's rows to that rank, -1: does not go there

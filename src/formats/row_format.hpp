@@ -26,7 +26,12 @@ struct RowFormat {
     return wire == Wire::fp8 ? quantisation.group : (wire == Wire::nvfp4 ? nvfp4_group : hidden);
   }
   /// Scales in a row.
-  HEDDLE_HOST_DEVICE int groups() const { return wire == Wire::bf16 ? 0 : (hidden + group_size() - 1) / group_size(); }
+  HEDDLE_HOST_DEVICE int groups() const {
+    if (wire == Wire::bf16) return 0;
+    // Groups are 16, 32 or 128: shifts, because this is computed for every row.
+    const int shift = wire == Wire::nvfp4 ? 4 : (quantisation.group == 32 ? 5 : 7);
+    return (hidden + (1 << shift) - 1) >> shift;
+  }
   HEDDLE_HOST_DEVICE std::size_t bytes_a_scale() const {
     return wire == Wire::fp8 && quantisation.scale == ScaleFormat::f32 ? sizeof(float) : 1;
   }

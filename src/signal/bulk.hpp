@@ -69,49 +69,68 @@ HEDDLE_PROTOCOL void write_each(W& w, int n, To to, Value value) {
   }
 }
 
-/// take(i, *from(i)) for i < n, dealt over all workers of the rank; where from(i) is null, `absent` instead.
-template <Worker W, class From, class T, class Take>
-HEDDLE_PROTOCOL void read_each(W& w, int n, From from, T absent, Take take) {
-  if constexpr (W::is_warp) {
-    w.read_each(n, from, absent, take);
-  } else {
-    for (int i = w.index(); i < n; i += w.count()) {
-      const T* place = from(i);
-      take(i, place == nullptr ? absent : w.read(place));
-    }
-  }
-}
-
-/// convert(*from(i)) for i < n in memory of this worker's squad; null where that does not suffice, and on the host, where
-/// all workers read ordinary memory alike.
+/// convert(*from(row, column)) for all rows and columns of the heap, in memory of this worker's squad; null where that does
+/// not suffice, and on the host, where all workers read ordinary memory alike.
 template <Worker W, class From, class Convert>
-HEDDLE_PROTOCOL const std::int32_t* squad_copy(W& w, int n, From from, Convert convert) {
+HEDDLE_PROTOCOL const std::int32_t* squad_copy(W& w, int rows, int columns, From from, Convert convert) {
   if constexpr (W::is_warp) {
-    return w.squad_copy(n, from, convert);
+    return w.squad_copy(rows, columns, from, convert);
   } else {
     return nullptr;
   }
 }
 
-/// One worker publishes value(i) in word(i) for i < n; null words are left out.
-template <Worker W, class WordOf, class Value>
-HEDDLE_PROTOCOL void publish_each(W& w, int n, WordOf word, Value value) {
+/// *from(i) for i < n (null: 0), which are in the heap, for all workers of the squad; the first squad leaves them in `values`
+/// [n]. Null on abort.
+template <Worker W, class From>
+HEDDLE_PROTOCOL const std::int32_t* take_values(W& w, int n, From from, std::int32_t* values) {
   if constexpr (W::is_warp) {
-    w.publish_each(n, word, value);
+    return w.take_values(n, from, values);
   } else {
+    for (int i = w.index(); i < n; i += w.count()) {
+      const std::int32_t* place = from(i);
+      values[i] = place == nullptr ? 0 : w.read(place);
+    }
+    return w.team_barrier() ? values : nullptr;
+  }
+}
+
+/// The end of a sending half. When all workers of the rank have done their part, word(i) for i < n (null: left out) says so,
+/// with value(i) < 2^24. On a GPU every squad speaks for itself, in a word of its own behind word(i).
+template <Worker W, class WordOf, class Value>
+HEDDLE_PROTOCOL void announce(W& w, int n, WordOf word, Value value) {
+  w.complete_all();
+  if constexpr (W::is_warp) {
+    w.announce(n, word, value);
+  } else {
+    if (!w.last_of_team()) return;
     for (int i = 0; i < n; ++i) {
       Word* place = word(i);
-      if (place != nullptr) w.publish(place, value(i));
+      if (place != nullptr) w.publish(place, static_cast<std::uint32_t>(value(i)));
     }
   }
 }
 
-/// All workers of the rank wait for word(i) for i < n (null: not waited for, its value is 0); false on abort. Where the
-/// values are wanted, the first squad leaves them in `values` [n], and *seen is where this worker's squad may read them.
-template <Worker W, class WordOf, class NameOf>
-HEDDLE_PROTOCOL bool acquire_each(W& w, int n, WordOf word, NameOf name, std::int32_t* values, const std::int32_t** seen) {
+/// The same by one worker for the whole rank, when the others have nothing to say.
+template <Worker W, class WordOf, class Value>
+HEDDLE_PROTOCOL void announce_alone(W& w, int n, WordOf word, Value value) {
   if constexpr (W::is_warp) {
-    return w.acquire_each(n, word, name, values, seen);
+    w.announce_alone(n, word, value);
+  } else {
+    for (int i = 0; i < n; ++i) {
+      Word* place = word(i);
+      if (place != nullptr) w.publish(place, static_cast<std::uint32_t>(value(i)));
+    }
+  }
+}
+
+/// All workers of the rank wait for what was announced in word(i) for i < n (null: not waited for, its value is 0); false on
+/// abort. Where the values are wanted, the first squad leaves them in `values` [n], and *seen is where this worker's
+/// squad may read them.
+template <Worker W, class WordOf, class NameOf>
+HEDDLE_PROTOCOL bool hear_each(W& w, int n, WordOf word, NameOf name, std::int32_t* values, const std::int32_t** seen) {
+  if constexpr (W::is_warp) {
+    return w.hear_each(n, word, name, values, seen);
   } else {
     for (int i = w.index(); i < n; i += w.count()) {
       const Word* place = word(i);

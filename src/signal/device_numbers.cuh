@@ -122,7 +122,7 @@ class WarpNumbers {
 
   /// The table of regions is looked at by all lanes together; rows are dealt in parts.
   template <class CountOf, class Visit>
-  __device__ int deal_over(int worker, int workers, int regions, int group, int parts, CountOf count_of, Visit visit) {
+  __device__ int deal_over(int worker, int workers, int regions, int group, int bits, CountOf count_of, Visit visit) {
     int item = 0;
     int next = worker;
     int before = 0;
@@ -131,10 +131,10 @@ class WarpNumbers {
       for (int region = base; region < regions && region < base + lanes_of_warp; ++region) {
         if (region % group == 0) before = 0;
         const int rows = __shfl_sync(all_lanes, mine, region - base);
-        for (; next < item + rows * parts; next += workers) {
-          visit(region, (next - item) / parts, before, RowPart{(next - item) % parts, parts});
+        for (; next < item + (rows << bits); next += workers) {
+          visit(region, row_of(next - item, bits), before, part_of(next - item, bits));
         }
-        item += rows * parts;
+        item += rows << bits;
         before += rows;
       }
     }

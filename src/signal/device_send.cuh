@@ -31,8 +31,8 @@ class RowSender {
   template <class To>
   __device__ static void send(int lane, int n, To to, const bf16* from, const RowFormat& format, const RowPart& part) {
     const int passes = (format.hidden + pass_values - 1) / pass_values;
-    const int first = passes * part.index / part.count;
-    const int last = passes * (part.index + 1) / part.count;
+    const int first = part.begin(passes);
+    const int last = part.end(passes);
     if constexpr (!plain) {
       if (format.wire != Wire::bf16) return send_in_turns(lane, n, to, from, format, first, last);
     }

@@ -24,10 +24,10 @@ struct HostFault {
   FaultRecord record;
 };
 
-/// How the CTAs of one rank meet where hardware does not do it. Zero when nothing runs, but after a fault.
+/// How the CTAs of one rank meet where hardware does not do it: arrivals at team barriers, counted up; always of as many
+/// CTAs. Zero when nothing runs, but after a fault.
 struct TeamCounters {
-  Word met = 0;            ///< arrivals at team barriers, counted up; always of as many CTAs
-  std::uint32_t done = 0;  ///< CTAs that have done their part of a sending half, back to 0 with the last
+  Word met = 0;
 };
 
 struct DeviceTeam {

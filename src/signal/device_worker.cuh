@@ -27,7 +27,7 @@ class DeviceWorker : public WarpNumbers {
   };
 
   /// `shared`: the squad's memory, `shared_bytes` of it.
-  __device__ DeviceWorker(const DeviceTeam& team, NewCall new_call, std::byte* shared, std::size_t shared_bytes)
+  __device__ DeviceWorker(const DeviceTeam& team, CallPart part, std::byte* shared, std::size_t shared_bytes)
       : WarpNumbers(static_cast<int>(threadIdx.x) % lanes_of_warp),
         team_(team),
         heap_(team.heap),
@@ -35,12 +35,17 @@ class DeviceWorker : public WarpNumbers {
         shared_end_(shared + shared_bytes) {
     heap_.rank += static_cast<int>(blockIdx.y);
     // Everything is asked for before anything is looked at.
-    const Word epoch = ptx::load_relaxed_system(&header()->epoch);
+    const bool begins = part == CallPart::dispatch_send;
+    const Word epoch = ptx::load_relaxed_system(begins ? &header()->epoch : &header()->call);
     const Word abort = ptx::load_relaxed_system(&header()->abort);
     longest_delay_ = team.settings->delay_nanoseconds;
     all_live_ = team.settings->all_live != 0;
-    epoch_ = static_cast<std::uint32_t>(epoch) + (new_call == NewCall::yes ? 1 : 0);
+    epoch_ = static_cast<std::uint32_t>(epoch) + (begins ? 1 : 0);
     aborted_at_start_ = __shfl_sync(all_lanes, static_cast<int>(abort != 0), 0) != 0;
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+      if (begins) ptx::store_relaxed_system(&header()->call, epoch_);
+      if (part == CallPart::combine) ptx::store_relaxed_system(&header()->epoch, epoch_);
+    }
   }
 
   __device__ int squad_index() const { return static_cast<int>(threadIdx.x) / lanes_of_warp; }
@@ -66,6 +71,11 @@ class DeviceWorker : public WarpNumbers {
     verb();
     return *address;
   }
+  /// By one lane, inside of spread.
+  template <class T>
+  __device__ T load(const T* address) {
+    return *address;
+  }
   template <class T>
   __device__ void write(T* address, T value) {
     static_assert(sizeof(T) == 4 || sizeof(T) == 8);
@@ -81,7 +91,7 @@ class DeviceWorker : public WarpNumbers {
   __device__ void copy_row_to(int n, To to, const std::byte* from, const RowFormat& format, const RowPart& part) {
     verb();
     const int vectors = static_cast<int>(format.row_bytes() / 16);
-    WarpRows<plain>::copy(lane(), n, to, from, vectors * part.index / part.count, vectors * (part.index + 1) / part.count);
+    WarpRows<plain>::copy(lane(), n, to, from, part.begin(vectors), part.end(vectors));
   }
   __device__ Ticket copy_row(std::byte* to, const std::byte* from, const RowFormat& format) {
     copy_row_to(1, [to](int) { return to; }, from, format, {});
@@ -119,9 +129,13 @@ class DeviceWorker : public WarpNumbers {
   __device__ void send_values(int n, To to, const T* values, int count) {
     verb();
 #pragma unroll 1
-    for (int i = lane(); i < n * count; i += lanes_of_warp) {
-      T* place = to(i / count);
-      if (place != nullptr) place[i % count] = values[i % count];
+    for (int at = lane(); at < count; at += lanes_of_warp) {
+      const T value = values[at];
+#pragma unroll 1
+      for (int i = 0; i < n; ++i) {
+        T* place = to(i);
+        if (place != nullptr) place[at] = value;
+      }
     }
   }
   template <class To, class Value>
@@ -133,35 +147,37 @@ class DeviceWorker : public WarpNumbers {
       if (place != nullptr) *place = value(i);
     }
   }
-  template <class From, class T, class Take>
-  __device__ void read_each(int n, From from, T absent, Take take) {
+  /// A column a lane, so that no index is divided: columns are rounded up to a power of two.
+  template <class F>
+  __device__ void spread(int rows, int columns, F f) {
     verb();
+    const int shift = bits_of(columns);
+    const int thread = index() * lanes_of_warp + lane();
+    const int column = thread & ((1 << shift) - 1);
+    if (column < columns) {
 #pragma unroll 1
-    for (int i = index() * lanes_of_warp + lane(); i < n; i += count() * lanes_of_warp) {
-      const T* place = from(i);
-      take(i, place == nullptr ? absent : *place);
+      for (int row = thread >> shift; row < rows; row += count() * lanes_of_warp >> shift) f(row, column);
     }
+    __syncwarp();
+  }
+  template <class CountOf, class Visit>
+  __device__ int deal(int regions, int group, int bits, CountOf count_of, Visit visit) {
+    return deal_over(index(), count(), regions, group, bits, count_of, visit);
   }
   template <class Terms>
   __device__ void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last,
                               const RowPart& part = {}) {
     verb();
     __syncwarp();
-    constexpr int piece = row_piece_values;
-    const int pieces = (format.row.hidden + piece - 1) / piece;
-    const int end = pieces * (part.index + 1) / part.count * piece;
-    WarpRows<plain>::sum(lane(), out, n, terms, format, last, pieces * part.index / part.count * piece,
-                         min(end, format.row.hidden));
-  }
-  template <class CountOf, class Visit>
-  __device__ int deal(int regions, int group, int parts, CountOf count_of, Visit visit) {
-    return deal_over(index(), count(), regions, group, parts, count_of, visit);
+    const int pieces = (format.row.hidden + row_piece_values - 1) / row_piece_values;
+    const int end = part.end(pieces) * row_piece_values;
+    WarpRows<plain>::sum(lane(), out, n, terms, format, last, part.begin(pieces) * row_piece_values, min(end, format.row.hidden));
   }
   /// Pieces are 512 values at least.
-  __device__ int row_parts(int rows, int hidden) const {
-    int parts = 1;
-    while (rows * parts * 2 <= count() && row_piece_values * (parts * 2) <= hidden) parts *= 2;
-    return parts;
+  __device__ int part_bits(int rows, int hidden) const {
+    int bits = 0;
+    while (rows << (bits + 1) <= count() && row_piece_values << (bits + 1) <= hidden) ++bits;
+    return bits;
   }
 
   // --- Memory of the squad ---
@@ -175,25 +191,35 @@ class DeviceWorker : public WarpNumbers {
     return array;
   }
   template <class From, class Convert>
-  __device__ const std::int32_t* squad_copy(int n, From from, Convert convert) {
-    std::int32_t* copy = squad_array(n);
+  __device__ const std::int32_t* squad_copy(int rows, int columns, From from, Convert convert) {
+    std::int32_t* copy = squad_array(rows * columns);
     if (copy == nullptr) return nullptr;
     verb();
-    constexpr int ahead = 4;
-    const int stride = static_cast<int>(blockDim.x);
-    for (int base = static_cast<int>(threadIdx.x); base < n; base += ahead * stride) {
-      std::int32_t values[ahead];
-#pragma unroll
-      for (int j = 0; j < ahead; ++j) {
-        if (base + j * stride < n) values[j] = *from(base + j * stride);
-      }
-#pragma unroll
-      for (int j = 0; j < ahead; ++j) {
-        if (base + j * stride < n) copy[base + j * stride] = convert(values[j]);
+    const int shift = bits_of(columns);
+    const int column = static_cast<int>(threadIdx.x) & ((1 << shift) - 1);
+    if (column < columns) {
+#pragma unroll 4
+      for (int row = static_cast<int>(threadIdx.x) >> shift; row < rows; row += static_cast<int>(blockDim.x) >> shift) {
+        copy[row * columns + column] = convert(*from(row, column));
       }
     }
     __syncthreads();
     return copy;
+  }
+  template <class From>
+  __device__ const std::int32_t* take_values(int n, From from, std::int32_t* values) {
+    verb();
+    std::int32_t* mine = squad_array(n);
+    if (mine == nullptr) mine = values;  // too many for the squad's memory: all squads write the same
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < n; i += static_cast<int>(blockDim.x)) {
+      const std::int32_t* place = from(i);
+      const std::int32_t value = place == nullptr ? 0 : *place;
+      mine[i] = value;
+      if (first_squad()) values[i] = value;
+    }
+    __syncthreads();
+    return mine;
   }
 
   // --- Words ---
@@ -206,16 +232,17 @@ class DeviceWorker : public WarpNumbers {
     if (lane() == 0) ptx::store_release_system(word, pack_word(epoch_, value));
     __syncwarp();
   }
+  /// This squad's word for each i, when all its warps are here; beside the value it says how many squads will speak.
   template <class WordOf, class Value>
-  __device__ void publish_each(int n, WordOf word, Value value) {
+  __device__ void announce(int n, WordOf word, Value value) {
     verb();
-    __syncwarp();
-#pragma unroll 1
-    for (int i = lane(); i < n; i += lanes_of_warp) {
-      Word* place = word(i);
-      if (place != nullptr) ptx::store_release_system(place, pack_word(epoch_, value(i)));
-    }
-    __syncwarp();
+    __syncthreads();
+    if (squad_index() == 0) speak(n, word, value, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+  }
+  template <class WordOf, class Value>
+  __device__ void announce_alone(int n, WordOf word, Value value) {
+    verb();
+    speak(n, word, value, 0, 1);
   }
   __device__ bool acquire(const Word* word, const WordName& name, std::uint32_t& value) {
     return acquire_at_least(word, name, 0, value);
@@ -234,25 +261,31 @@ class DeviceWorker : public WarpNumbers {
     __syncwarp();  // what lane 0 acquired, all lanes may read
     return __shfl_sync(all_lanes, static_cast<int>(arrived), 0) != 0;
   }
-  /// Every squad looks for itself, a word a thread.
+  /// Every squad looks for itself, a word a thread: as many squads are looked for as this launch has, and then the rest.
   template <class WordOf, class NameOf>
-  __device__ bool acquire_each(int n, WordOf word, NameOf name, std::int32_t* values, const std::int32_t** seen) {
+  __device__ bool hear_each(int n, WordOf word, NameOf name, std::int32_t* values, const std::int32_t** seen) {
     verb();
     std::int32_t* mine = values == nullptr ? nullptr : squad_array(n);
     if (mine == nullptr) mine = values;  // too many for the squad's memory: all squads write the same
+    const int squads = static_cast<int>(gridDim.x);
     bool fine = true;
-#pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < n && fine; i += static_cast<int>(blockDim.x)) {
-      const Word* place = word(i);
-      Word found = 0;
-      if (place != nullptr) {
-        fine = spin(place, name(i), pack_word(epoch_, 0), [&](Word now) {
-          found = now;
-          return word_tag(now) == epoch_;
-        });
+    int i = 0;
+    int squad = static_cast<int>(threadIdx.x);
+    while (fine) {
+      for (; squad >= squads && i < n; ++i) squad -= squads;
+      if (i >= n) break;
+      const Word* words = word(i);
+      std::uint32_t found = 0;
+      if (words != nullptr) fine = hear_squad(words, squad, name(i), found);
+      // More squads than here: whoever looks for the last of ours looks for the others too.
+      for (int more = squads; fine && squad == squads - 1 && more < static_cast<int>(found >> value_bits); ++more)
+        fine = hear_squad(words, more, name(i), found);
+      if (squad == 0 && mine != nullptr) {
+        const auto value = static_cast<std::int32_t>(found & ((1u << value_bits) - 1u));
+        mine[i] = value;
+        if (first_squad()) values[i] = value;
       }
-      if (mine != nullptr) mine[i] = static_cast<std::int32_t>(word_value(found));
-      if (values != nullptr && first_squad()) values[i] = static_cast<std::int32_t>(word_value(found));
+      squad += static_cast<int>(blockDim.x);
     }
     if (seen != nullptr) *seen = mine;
     return __syncthreads_and(static_cast<int>(fine)) != 0;
@@ -302,28 +335,6 @@ class DeviceWorker : public WarpNumbers {
     }
     return meet_by_counting(team_, heap_.rank);
   }
-  __device__ bool last_of_team() {
-    verb();
-    if (one_cluster()) {
-      ptx::cluster_barrier_release_acquire();
-      return index() == 0;
-    }
-    __syncthreads();
-    if (squad_index() != 0) return false;
-    if (one_squad()) return true;
-    int last = 0;
-    if (lane() == 0) {
-      const std::uint32_t most = gridDim.x - 1;
-      last = ptx::increment_wrapping_acquire_release_gpu(&counters()->done, most) == most ? 1 : 0;
-    }
-    __syncwarp();
-    return __shfl_sync(all_lanes, last, 0) != 0;
-  }
-  __device__ void raise_epoch() {
-    verb();
-    if (lane() == 0) ptx::store_relaxed_system(&header()->epoch, epoch_);
-  }
-
   /// Gives up, by one lane.
   __device__ void fail(const WordName& name, std::uint64_t expected, std::uint64_t seen) {
     give_up(team_, heap_.rank, name, expected, seen);
@@ -343,6 +354,34 @@ class DeviceWorker : public WarpNumbers {
   __device__ void verb() {
     if (longest_delay_ != 0) delays_ = delay(*team_.settings, index(), delays_);
   }
+
+  static constexpr int value_bits = 24;  ///< of an announcement; above them is how many squads speak
+
+  template <class WordOf, class Value>
+  __device__ void speak(int n, WordOf word, Value value, int squad, int squads) {
+#pragma unroll 1
+    for (int i = lane(); i < n; i += lanes_of_warp) {
+      Word* words = word(i);
+      const std::uint32_t said = static_cast<std::uint32_t>(value(i)) | static_cast<std::uint32_t>(squads) << value_bits;
+      if (words != nullptr) ptx::store_release_system(words + squad, pack_word(epoch_, said));
+    }
+    __syncwarp();
+  }
+  /// Waits until squad number `squad` has spoken, or the first one says that there are fewer; found: what the first says.
+  __device__ bool hear_squad(const Word* words, int squad, const WordName& name, std::uint32_t& found) {
+    std::uint64_t since = 0;
+    for (std::uint32_t look = 0;; ++look) {
+      const Word first = ptx::load_acquire_system(words);
+      const Word own = squad == 0 ? first : ptx::load_acquire_system(words + squad);
+      found = word_value(first);
+      if (word_tag(first) == epoch_ && (word_tag(own) == epoch_ || squad >= static_cast<int>(found >> value_bits))) return true;
+      if (look % 64 != 0) continue;
+      since = go_on_waiting(team_, heap_.rank, since, name, pack_word(epoch_, 0), word_tag(first) == epoch_ ? own : first);
+      if (since == 0) return false;
+    }
+  }
+  /// The least n with 2^n >= columns.
+  __device__ static int bits_of(int columns) { return columns <= 1 ? 0 : 32 - __clz(columns - 1); }
 
   template <class Arrived>
   __device__ bool spin(const Word* word, const WordName& name, std::uint64_t expected, Arrived arrived) {

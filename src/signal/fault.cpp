@@ -36,8 +36,8 @@ WordText word_text(WordKind kind) {
       return {"normal combine", "queue tail"};
     case WordKind::normal_return_head:
       return {"normal combine", "queue head"};
-    case WordKind::low_latency_count:
-      return {"low_latency dispatch", "row count"};
+    case WordKind::low_latency_arrived:
+      return {"low_latency dispatch", "arrival flag"};
     case WordKind::low_latency_returned:
       return {"low_latency combine", "return flag"};
     case WordKind::elastic_count:

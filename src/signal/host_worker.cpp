@@ -5,7 +5,7 @@
 
 namespace heddle {
 
-HostWorker::HostWorker(const HostTeam& team, int index) : team_(team), index_(index) { start(NewCall::yes); }
+HostWorker::HostWorker(const HostTeam& team, int index) : team_(team), index_(index) { start(CallPart::dispatch_send); }
 
 void start_team(const HeapView& heap) {
   auto* header = heap.mine<HeapHeader>(0);
@@ -13,9 +13,15 @@ void start_team(const HeapView& heap) {
   std::atomic_ref<std::uint32_t>(header->arrivals).store(0);
 }
 
-void HostWorker::start(NewCall new_call) {
-  const Word begun = std::atomic_ref<Word>(team_.heap.mine<HeapHeader>(0)->epoch).load(std::memory_order_relaxed);
-  epoch_ = static_cast<std::uint32_t>(begun) + (new_call == NewCall::yes ? 1 : 0);
+void HostWorker::start(CallPart part) {
+  auto* header = team_.heap.mine<HeapHeader>(0);
+  const std::atomic_ref<Word> used(header->epoch);
+  const std::atomic_ref<Word> call(header->call);
+  const bool begins = part == CallPart::dispatch_send;
+  epoch_ = static_cast<std::uint32_t>(begins ? used.load(std::memory_order_relaxed) + 1 : call.load(std::memory_order_relaxed));
+  if (index_ != 0) return;
+  if (begins) call.store(epoch_, std::memory_order_relaxed);
+  if (part == CallPart::combine) used.store(epoch_, std::memory_order_relaxed);
 }
 
 bool HostWorker::aborted() const {
@@ -150,11 +156,6 @@ bool HostWorker::last_of_team() {
   verb();
   const std::atomic_ref<std::uint32_t> arrivals(team_.heap.mine<HeapHeader>(0)->arrivals);
   return (arrivals.fetch_add(1, std::memory_order_acq_rel) + 1) % static_cast<std::uint32_t>(team_.count) == 0;
-}
-
-void HostWorker::raise_epoch() {
-  verb();
-  std::atomic_ref<Word>(team_.heap.mine<HeapHeader>(0)->epoch).store(epoch_, std::memory_order_relaxed);
 }
 
 void HostWorker::start_sum(int hidden) {

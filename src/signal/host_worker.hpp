@@ -46,8 +46,8 @@ class HostWorker : public OneLane<HostWorker> {
   const HeapView& heap() const { return team_.heap; }
   std::uint32_t epoch() const { return epoch_; }
   bool live(int rank) const { return team_.live == nullptr || (*team_.live)[static_cast<std::size_t>(rank)]; }
-  /// Begins a half: takes this rank's epoch anew. The sending half of dispatch begins a new call.
-  void start(NewCall new_call);
+  /// Begins a part of a call: takes its epoch.
+  void start(CallPart part);
 
   bool begin();
   template <class T>
@@ -55,6 +55,10 @@ class HostWorker : public OneLane<HostWorker> {
     static_assert(sizeof(T) == 4 || sizeof(T) == 8);
     verb();
     return *address;
+  }
+  template <class T>
+  T load(const T* address) {
+    return read(address);
   }
   template <class T>
   void write(T* address, T value) {
@@ -90,7 +94,6 @@ class HostWorker : public OneLane<HostWorker> {
   }
   bool squad_barrier() { return team_barrier(); }
   bool last_of_team();
-  void raise_epoch();
 
  private:
   void verb() const {

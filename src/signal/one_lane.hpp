@@ -37,7 +37,7 @@ class OneLane {
     }
   }
   int chunk(int, int n) const { return n > 0 ? n : 1; }
-  int row_parts(int, int) const { return 1; }
+  int part_bits(int, int) const { return 0; }
   int prefix_sums(int n, std::int32_t* values, int stride) {
     std::int32_t sum = 0;
     for (int i = 0; i < n; ++i) {
@@ -57,21 +57,25 @@ class OneLane {
     for (int i = 0; i < n; ++i) f(i);
   }
   template <class F>
+  void spread(int rows, int columns, F f) {
+    for (int row = self().index(); row < rows; row += self().count()) {
+      for (int column = 0; column < columns; ++column) f(row, column);
+    }
+  }
+  template <class F>
   void once(F f) {
     f();
   }
   template <class CountOf, class Visit>
-  int deal(int regions, int group, int parts, CountOf count_of, Visit visit) {
+  int deal(int regions, int group, int, CountOf count_of, Visit visit) {
     int item = 0;
     int next = self().index();
     int before = 0;
     for (int region = 0; region < regions; ++region) {
       if (region % group == 0) before = 0;
       const int rows = count_of(region);
-      for (; next < item + rows * parts; next += self().count()) {
-        visit(region, (next - item) / parts, before, RowPart{(next - item) % parts, parts});
-      }
-      item += rows * parts;
+      for (; next < item + rows; next += self().count()) visit(region, next - item, before, RowPart{});
+      item += rows;
       before += rows;
     }
     return before;

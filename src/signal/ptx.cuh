@@ -41,12 +41,6 @@ __device__ inline std::uint64_t compare_exchange_system(std::uint64_t* address, 
                : "memory");
   return old;
 }
-/// Adds one, from `most` on back to 0; returns what was there.
-__device__ inline std::uint32_t increment_wrapping_acquire_release_gpu(std::uint32_t* address, std::uint32_t most) {
-  std::uint32_t old;
-  asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(most) : "memory");
-  return old;
-}
 /// CTAs of this cluster.
 __device__ inline std::uint32_t cluster_ctas() {
   std::uint32_t value;

@@ -31,7 +31,7 @@ enum class WordKind : std::uint32_t {
   normal_head,
   normal_return_tail,
   normal_return_head,
-  low_latency_count,
+  low_latency_arrived,
   low_latency_returned,
   elastic_count,
   elastic_returned,
@@ -59,7 +59,8 @@ struct FaultRecord {
 /// ranks and experts, never on the cap.
 struct alignas(128) HeapHeader {
   Word abort = 0;              ///< 0, or 1 + the rank whose fault record tells why
-  Word epoch = 0;              ///< of the call that this rank announced last (its dispatch)
+  Word epoch = 0;              ///< the last one used up, see CallPart
+  Word call = 0;               ///< that of the call whose dispatch this rank began last
   Word team = 0;               ///< host: arrivals at the barrier of this rank's workers
   std::uint32_t arrivals = 0;  ///< host: workers of this rank that have done their part of a sending half
   std::uint32_t doorbell = 0;  ///< host: rung whenever a word in this part changes

@@ -42,14 +42,25 @@ struct SumFormat {
   bool weighted = false;
 };
 
-/// Does a half begin a new call? The others belong to the call whose dispatch was announced last.
-enum class NewCall : bool { no, yes };
+/// What of a call a worker takes part in. The epoch of a call: the sending half of dispatch takes the next one and leaves it
+/// in the header for the other parts; combine, whose workers look at nothing else, says that it is used up. So no worker
+/// reads what another one of its launch writes.
+enum class CallPart : std::uint8_t { dispatch_send, dispatch_receive, combine };
 
-/// A share of a row for one of several workers: pieces are a multiple of 512 values.
+/// A share of a row for one of several workers: piece `index` of 2^bits, each a multiple of 512 values.
 struct RowPart {
   int index = 0;
-  int count = 1;
+  int bits = 0;
+
+  HEDDLE_HOST_DEVICE bool last() const { return index == (1 << bits) - 1; }
+  /// Where this piece of n units begins; the next one's begin is its end.
+  HEDDLE_HOST_DEVICE int begin(int n) const { return n * index >> bits; }
+  HEDDLE_HOST_DEVICE int end(int n) const { return n * (index + 1) >> bits; }
 };
+
+/// Items are rows in 2^bits parts each.
+HEDDLE_HOST_DEVICE inline int row_of(int item, int bits) { return item >> bits; }
+HEDDLE_HOST_DEVICE inline RowPart part_of(int item, int bits) { return {item & ((1 << bits) - 1), bits}; }
 
 /// What a sum ends with, before its only rounding: a bf16 row times a factor, or nothing.
 struct LastTerm {
@@ -83,18 +94,16 @@ struct LastTerm {
 //                              expected, seen: words as they are, epoch included, for the error
 //   w.team_barrier()           all workers of this rank; orders their writes
 //   w.squad_barrier()          all workers of this squad; orders their writes
-//   w.last_of_team()           true for one worker, when all of the rank have made this call; it sees what they wrote before.
-//                              The others go on. Between two of these calls every worker waits for what came of the first
-//   w.raise_epoch()            by the last of the team, when it announces a dispatch: this rank has begun the call, and the
-//                              halves that follow belong to it
 //   w.lanes(n, f)              f(i) for i < n, each by one lane; w.once(f): f() by one lane; both seen by all lanes after
-//   w.deal(regions, group, parts, count_of, visit)  rows [0, count_of(region)) of all regions, each in `parts` parts, dealt
+//   w.deal(regions, group, bits, count_of, visit)  rows [0, count_of(region)) of all regions, each in 2^bits parts, dealt
 //                              evenly over the workers: visit(region, slot, before, part), before: rows of earlier regions
 //                              of the same group of regions; returns the rows of the last group
 //   w.chunk(preferred, n)      how many of n items one worker numbers: all on the host, `preferred` on a GPU
 //   w.prefix_sums(n, values, stride)  values[i * stride] becomes the sum of the earlier ones; returns the sum of all
 //   w.sum_values(n, values)    their sum
-//   w.row_parts(rows, hidden)  into how many parts rows are divided, so that all workers have some
+//   w.part_bits(rows, hidden)  rows are divided into 2^bits parts, so that all workers have some
+//   w.spread(rows, columns, f) f(row, column), dealt over all lanes of the rank; w.load(p): a value of 4 or 8 bytes in the heap,
+//                              by one lane, inside of it
 //   w.reduce_rows(out, n, terms, format, last, part)  out = bf16(sum over i < n of terms(i), then last.factor * last.row)
 // What a thread does one by one and a warp side by side is in bulk.hpp.
 template <class W>
@@ -118,8 +127,6 @@ concept Worker = requires(W& w, Word* word, const Word* seen, std::uint32_t& val
   { w.acquire(seen, name, value) } -> std::convertible_to<bool>;
   { w.peek(seen, value) } -> std::convertible_to<bool>;
   { w.team_barrier() } -> std::convertible_to<bool>;
-  { w.last_of_team() } -> std::convertible_to<bool>;
-  w.raise_epoch();
 };
 
 }  // namespace heddle

@@ -16,7 +16,7 @@ namespace heddle::explorer {
 /// One rank of a program: its verbs, with what they see noted down.
 class LitmusRank {
  public:
-  LitmusRank(Machine& machine, int rank, int index) : w(machine, rank, index) {}
+  LitmusRank(Machine& machine, int rank, int index) : w(machine, rank, index) { w.start(); }
   void publish(int word, std::uint32_t value) { w.publish(word_at(word), value); }
   void wait(int word, std::uint32_t least = 0) {
     std::uint32_t value = 0;

@@ -18,17 +18,7 @@ std::size_t size_of(const RowFormat& format) { return format.row_bytes(); }
 }  // namespace
 
 ExplorerWorker::ExplorerWorker(Machine& machine, int rank, int index)
-    : machine_(machine), heap_(machine.view(rank)), index_(index), id_(machine.worker_id(rank, index)) {
-  start();
-}
-
-void ExplorerWorker::start() {
-  const Range range = machine_.range(&heap_.mine<HeapHeader>(0)->epoch, sizeof(Word));
-  if (const auto race = machine_.memory().find_read_race(id_, range)) violate_race("reads", *race);
-  Word epoch = 0;
-  machine_.memory().read(id_, range, See::newest, reinterpret_cast<std::byte*>(&epoch), 0, machine_.now());
-  epoch_ = static_cast<std::uint32_t>(epoch) + 1;
-}
+    : machine_(machine), heap_(machine.view(rank)), index_(index), id_(machine.worker_id(rank, index)) {}
 
 void ExplorerWorker::violate_race(const char* now, const Race& race) {
   machine_.violate(fmt::format("race: {} {} {}, not ordered after the {} by {} in step {}", machine_.worker_name(id_), now,
@@ -232,11 +222,6 @@ void ExplorerWorker::sum_terms(bf16* out, const SumFormat& format, const LastTer
   }
   for (std::size_t i = 0; i < hidden; ++i) result[i] = to_bf16(sum[i]);
   write_plain(out, reinterpret_cast<const std::byte*>(result.data()), hidden * sizeof(bf16));
-}
-
-void ExplorerWorker::raise_epoch() {
-  const Word epoch = epoch_;
-  store(&heap_.mine<HeapHeader>(0)->epoch, &epoch, sizeof epoch);
 }
 
 void ExplorerWorker::end_launch() {

@@ -37,6 +37,10 @@ class ExplorerWorker : public OneLane<ExplorerWorker> {
     return value;
   }
   template <class T>
+  T load(const T* address) {
+    return read(address);
+  }
+  template <class T>
   void write(T* address, T value) {
     static_assert(sizeof(T) == 4 || sizeof(T) == 8);
     store(address, &value, sizeof value);
@@ -66,11 +70,9 @@ class ExplorerWorker : public OneLane<ExplorerWorker> {
     for (int i = 0; i < n; ++i) terms_.push_back(terms(i));
     sum_terms(out, format, last);
   }
-  void raise_epoch();
-
   // Not verbs of a protocol: what scenarios need around it.
-  /// Takes the rank's epoch anew: a new call begins.
-  void start();
+  /// A new call begins.
+  void start() { ++epoch_; }
   /// The end of a call.
   void end_call() {}
   /// The end of a launch: all copies are done and the rank's workers meet.

@@ -23,12 +23,12 @@ class ElasticExchange final : public HostExchange {
 
   void dispatch_send(const ExchangeInput& input, const Step& step) override {
     accept(input, step);
-    run([this](HostWorker& w) { return elastic_send(w, layout_, input_, placement_, scratch_); }, NewCall::yes);
+    run(CallPart::dispatch_send, [this](HostWorker& w) { return elastic_send(w, layout_, input_, placement_, scratch_); });
     for (int d = 0; d < ranks(); ++d) count_rows(d, scratch_.sent.totals[d], layout_.wire.reported_bytes());
   }
 
   Arrived dispatch_receive() override {
-    run([this](HostWorker& w) { return elastic_receive(w, layout_, scratch_) != nullptr; });
+    run(CallPart::dispatch_receive, [this](HostWorker& w) { return elastic_receive(w, layout_, scratch_) != nullptr; });
     received_ = 0;
     for (int s = 0; s < ranks(); ++s) received_ += scratch_.arrived[s];
     // With cpu_sync the host has the count now and makes outputs of the exact size; without it they
@@ -36,7 +36,7 @@ class ElasticExchange final : public HostExchange {
     if (options_.cpu_sync) reserve(static_cast<std::size_t>(received_));
     const int room = options_.cpu_sync ? received_ : static_cast<int>(layout_.region_rows());
     const auto since = std::chrono::steady_clock::now();
-    run([&](HostWorker& w) {
+    run(CallPart::dispatch_receive, [&](HostWorker& w) {
       const std::int32_t* rows = scratch_.arrived;
       if (!elastic_list(w, layout_, rows, received_, by_expert() ? received_ : room, placement_, scratch_)) return false;
       if (by_expert()) {
@@ -75,7 +75,7 @@ class ElasticExchange final : public HostExchange {
       offered.places = expanded_.places.data();
       offered.sums = sums_.data();
     }
-    run([&](HostWorker& w) { return elastic_return(w, layout_, offered, scratch_); });
+    run(CallPart::combine, [&](HostWorker& w) { return elastic_return(w, layout_, offered, scratch_); });
     for (int s = 0, first = 0; s < ranks(); first += scratch_.arrived[s++]) {
       const std::int32_t* begin = scratch_.routing.local_ids + static_cast<std::ptrdiff_t>(first) * options_.topk;
       const std::int32_t* end = begin + static_cast<std::ptrdiff_t>(scratch_.arrived[s]) * options_.topk;
@@ -88,7 +88,7 @@ class ElasticExchange final : public HostExchange {
   void combine_receive(const CombineOutput& output) override {
     accept(output);
     const bool weighted = options_.weight_at == WeightAt::combine;
-    run([&](HostWorker& w) {
+    run(CallPart::combine, [&](HostWorker& w) {
       return elastic_collect(w, layout_, input_, placement_, scratch_, weighted, shared_rows(output), output.out);
     });
     share_outputs(output);

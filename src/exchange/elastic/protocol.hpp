@@ -22,9 +22,9 @@ HEDDLE_PROTOCOL bool elastic_send(W& w, const ElasticLayout& layout, const SendI
   const HeapView& heap = w.heap();
   RankNumbers rows;
   if (!number_rows_by_rank(w, input, placement, scratch.sent, rows)) return false;
-  const int parts = w.row_parts(input.tokens, layout.wire.hidden);
-  for (int item = w.index(); item < input.tokens * parts; item += w.count()) {
-    const int token = item / parts;
+  const int bits = w.part_bits(input.tokens, layout.wire.hidden);
+  for (int item = w.index(); item < input.tokens << bits; item += w.count()) {
+    const int token = row_of(item, bits);
     const auto at = [&](int d, auto offset_of) {
       const std::int32_t slot = rows.slots[token * heap.ranks + d];
       return slot < 0 ? nullptr : heap.at<std::byte>(d, offset_of(layout.row_number(heap.rank, slot)));
@@ -35,17 +35,13 @@ HEDDLE_PROTOCOL bool elastic_send(W& w, const ElasticLayout& layout, const SendI
       return reinterpret_cast<std::int32_t*>(at(d, [&](std::size_t number) { return layout.home_token(number); }));
     };
     send_row(w, heap.ranks, row, input.hidden + static_cast<std::size_t>(token) * layout.wire.hidden, layout.wire,
-             RowPart{item % parts, parts});
-    if (item % parts != parts - 1) continue;
+             part_of(item, bits));
+    if (!part_of(item, bits).last()) continue;
     send_routing(w, heap.ranks, routing, input, token);
     write_each(w, heap.ranks, home, [&](int) { return token; });
   }
-  w.complete_all();
-  if (w.last_of_team()) {
-    tell(
-        w, [&](int peer) { return layout.count_word(peer); }, [&](int d) { return rows.counts[d]; });
-    w.raise_epoch();
-  }
+  tell(
+      w, [&](int peer) { return layout.count_word(peer); }, [&](int d) { return rows.counts[d]; });
   return true;
 }
 
@@ -54,8 +50,8 @@ HEDDLE_PROTOCOL bool elastic_send(W& w, const ElasticLayout& layout, const SendI
 template <Worker W>
 HEDDLE_PROTOCOL const std::int32_t* elastic_receive(W& w, const ElasticLayout& layout, const ElasticScratch& scratch) {
   if (!w.begin()) return nullptr;
-  return hear(
-      w, [&](int peer) { return layout.count_word(peer); }, WordKind::elastic_count, scratch.arrived);
+  const auto word = [&](int peer) { return layout.count_word(peer); };
+  return hear(w, word, WordKind::elastic_count, scratch.arrived);
 }
 
 /// The region row of the i-th arrived row in (source, slot) order.
@@ -75,10 +71,10 @@ HEDDLE_PROTOCOL bool elastic_list(W& w, const ElasticLayout& layout, const std::
     return i < n ? heap.template mine<std::byte>(layout.routing(arrived_row_number(layout, arrived, i))) : nullptr;
   };
   list_routing(w, room, routing_of, placement, scratch.routing);
-  const auto home = [&](int i) {
-    return heap.template mine<const std::int32_t>(layout.home_token(arrived_row_number(layout, arrived, i)));
-  };
-  read_each(w, n, home, -1, [&](int i, std::int32_t token) { scratch.home_tokens[i] = token; });
+  w.spread(n, 1, [&](int i, int) {
+    const std::size_t number = arrived_row_number(layout, arrived, i);
+    scratch.home_tokens[i] = w.load(heap.template mine<const std::int32_t>(layout.home_token(number)));
+  });
   return true;
 }
 
@@ -86,12 +82,11 @@ HEDDLE_PROTOCOL bool elastic_list(W& w, const ElasticLayout& layout, const std::
 template <Worker W>
 HEDDLE_PROTOCOL void elastic_copy_out(W& w, const ElasticLayout& layout, const std::int32_t* arrived, int n, std::byte* rows) {
   const HeapView& heap = w.heap();
-  const int parts = w.row_parts(n, layout.wire.hidden);
-  for (int item = w.index(); item < n * parts; item += w.count()) {
-    const int i = item / parts;
+  const int bits = w.part_bits(n, layout.wire.hidden);
+  for (int item = w.index(); item < n << bits; item += w.count()) {
+    const int i = row_of(item, bits);
     const auto to = [&](int) { return rows + static_cast<std::size_t>(i) * layout.wire.row_bytes(); };
-    copy_row(w, 1, to, heap.mine<std::byte>(layout.row(arrived_row_number(layout, arrived, i))), layout.wire,
-             RowPart{item % parts, parts});
+    copy_row(w, 1, to, heap.mine<std::byte>(layout.row(arrived_row_number(layout, arrived, i))), layout.wire, part_of(item, bits));
   }
   w.complete_all();
 }
@@ -103,18 +98,22 @@ HEDDLE_PROTOCOL bool elastic_expand(W& w, const ElasticLayout& layout, const std
                                     const PlacementView& placement, const ElasticScratch& scratch, const ExpertLayout& to) {
   const HeapView& heap = w.heap();
   const int k = layout.shape.topk;
-  const auto at = [&](int pair) {
-    return heap.template mine<const std::int32_t>(layout.routing(arrived_row_number(layout, arrived, pair / k))) + pair % k;
+  const auto routing_of = [&](int i) {
+    return heap.template mine<const std::int32_t>(layout.routing(arrived_row_number(layout, arrived, i)));
   };
-  const auto local = [&](std::int32_t id) { return placement.local_id(id, heap.rank); };
-  const std::int32_t* local_ids = n * k <= few_kinds ? squad_copy(w, n * k, at, local) : nullptr;
+  const std::int32_t* local_ids = nullptr;
+  if (n * k <= few_kinds) {
+    local_ids = squad_copy(
+        w, n, k, [&](int i, int choice) { return routing_of(i) + choice; },
+        [&](std::int32_t id) { return placement.local_id(id, heap.rank); });
+  }
   if (local_ids == nullptr) {
     if (!w.team_barrier()) return false;
     local_ids = scratch.routing.local_ids;
   }
-  const auto row_of = [&](int i) { return heap.mine<std::byte>(layout.row(arrived_row_number(layout, arrived, i))); };
-  const auto weight_of = [&](int pair) { return reinterpret_cast<const float*>(at(pair)) + k; };
-  return expand_rows(w, n, k, local_ids, layout.wire, row_of, weight_of, to);
+  const auto bytes_of = [&](int i) { return heap.mine<std::byte>(layout.row(arrived_row_number(layout, arrived, i))); };
+  const auto weights_of = [&](int i) { return reinterpret_cast<const float*>(routing_of(i)) + k; };
+  return expand_rows(w, n, k, local_ids, layout.wire, bytes_of, weights_of, to);
 }
 
 /// What goes home of the arrived rows, and where it lies.
@@ -152,9 +151,9 @@ HEDDLE_PROTOCOL bool elastic_return(W& w, const ElasticLayout& layout, const Ela
   const int ranks = heap.ranks;
   const int topk = layout.shape.topk;
   const auto hidden = static_cast<std::size_t>(layout.returned.hidden);
-  const int parts = w.row_parts(w.sum_values(ranks, scratch.arrived), layout.returned.hidden);
+  const int bits = w.part_bits(w.sum_values(ranks, scratch.arrived), layout.returned.hidden);
   const auto arrived = [&](int s) { return scratch.arrived[s]; };
-  w.deal(ranks, ranks, parts, arrived, [&](int s, int slot, int before, const RowPart& part) {
+  w.deal(ranks, ranks, bits, arrived, [&](int s, int slot, int before, const RowPart& part) {
     const int i = before + slot;
     if (layout.reduce == Reduce::rank) {
       elastic_return_sum(w, layout, results, scratch, i, heap.at<std::byte>(s, layout.summed_row(heap.rank, slot)), part);
@@ -170,10 +169,8 @@ HEDDLE_PROTOCOL bool elastic_return(W& w, const ElasticLayout& layout, const Ela
       send_row(w, 1, to, results.rows + static_cast<std::size_t>(place) * hidden, layout.returned, part);
     }
   });
-  w.complete_all();
-  if (w.last_of_team())
-    tell(
-        w, [&](int peer) { return layout.returned_word(peer); }, [](int) { return 1; });
+  tell(
+      w, [&](int peer) { return layout.returned_word(peer); }, [](int) { return 1; });
   return true;
 }
 
@@ -188,9 +185,9 @@ HEDDLE_PROTOCOL bool elastic_collect(W& w, const ElasticLayout& layout, const Se
     return false;
   const auto hidden = static_cast<std::size_t>(layout.returned.hidden);
   const bool by_rank = layout.reduce == Reduce::rank;
-  const int parts = w.row_parts(input.tokens, layout.returned.hidden);
-  for (int item = w.index(); item < input.tokens * parts; item += w.count()) {
-    const int token = item / parts;
+  const int bits = w.part_bits(input.tokens, layout.returned.hidden);
+  for (int item = w.index(); item < input.tokens << bits; item += w.count()) {
+    const int token = row_of(item, bits);
     const auto of_rank = [&](int d) {
       const std::int32_t slot = scratch.sent.numbers[token * heap.ranks + d];
       return slot < 0 ? SumTerm{} : SumTerm{heap.mine<std::byte>(layout.summed_row(d, slot))};
@@ -204,7 +201,7 @@ HEDDLE_PROTOCOL bool elastic_collect(W& w, const ElasticLayout& layout, const Se
     const auto term = [&](int i) { return by_rank ? of_rank(i) : of_choice(i); };
     w.reduce_rows(out + static_cast<std::size_t>(token) * hidden, by_rank ? heap.ranks : input.topk, term,
                   SumFormat{layout.returned, weighted && !by_rank}, shared.of(static_cast<std::size_t>(token), hidden),
-                  RowPart{item % parts, parts});
+                  part_of(item, bits));
   }
   return true;
 }

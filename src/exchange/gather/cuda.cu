@@ -39,7 +39,7 @@ template <bool plain>
 __device__ bool send(DeviceWorker<plain>& w, const GatherCall& call, const SendInput& input, std::int32_t* counts) {
   if (!check_input(w, call, input)) return false;
   const std::int32_t* heard = counts;
-  if (call.mode != GatherMode::padded) heard = gather_exchange_counts(w, call.layout, input.tokens, false, counts);
+  if (call.mode != GatherMode::padded) heard = gather_exchange_counts(w, call.layout, input.tokens, counts);
   if (heard == nullptr) return false;
   const Span span = span_of(w, call, heard);
   if (call.mode == GatherMode::zero_filled) {
@@ -52,7 +52,7 @@ __device__ bool send(DeviceWorker<plain>& w, const GatherCall& call, const SendI
 
 template <bool plain>
 __global__ void __launch_bounds__(threads_a_cta) gather_dispatch(const __grid_constant__ GatherCall call) {
-  HEDDLE_DEVICE_WORKER(w, call, call.send ? NewCall::yes : NewCall::no);
+  HEDDLE_DEVICE_WORKER(w, call, call.send ? CallPart::dispatch_send : CallPart::dispatch_receive);
   std::int32_t* counts = of_this_rank(call.counts, call);
   if (call.send && !send(w, call, send_input(call), counts)) return;
   if (!call.receive || !w.begin()) return;
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(threads_a_cta) gather_dispatch(const __grid_co
 
 template <bool plain>
 __global__ void __launch_bounds__(threads_a_cta) gather_combine(const __grid_constant__ GatherCall call) {
-  HEDDLE_DEVICE_WORKER(w, call, NewCall::no);
+  HEDDLE_DEVICE_WORKER(w, call, CallPart::combine);
   const DeviceRank& rank = call.ranks[blockIdx.y];
   const Span span = span_of(w, call, of_this_rank(call.counts, call));
   if (call.send && !gather_offer(w, call.layout, span.rows, rank.results)) return;

@@ -36,18 +36,16 @@ class GatherExchange final : public HostExchange {
         break;
       case GatherMode::zero_filled:
         lay_out_exactly();
-        run(
-            [this](HostWorker& w) {
-              std::byte* sum = sums_.data() + layout_.record_bytes() * static_cast<std::size_t>(w.index());
-              return gather_all_reduce(w, layout_, static_cast<std::size_t>(rows_), static_cast<std::size_t>(first_), input_,
-                                       zeros_.data(), sum);
-            },
-            NewCall::yes);
+        run(CallPart::dispatch_send, [this](HostWorker& w) {
+          std::byte* sum = sums_.data() + layout_.record_bytes() * static_cast<std::size_t>(w.index());
+          return gather_all_reduce(w, layout_, static_cast<std::size_t>(rows_), static_cast<std::size_t>(first_), input_,
+                                   zeros_.data(), sum);
+        });
         break;
       case GatherMode::tensor_parallel:
         // No row travels, but without this rendezvous a rank could offer its next sums while another,
         // in the combine of another way, still pulls the last ones.
-        exchange_counts(true);
+        exchange_counts();
         rows_ = input.tokens;
         break;
     }
@@ -58,8 +56,8 @@ class GatherExchange final : public HostExchange {
     if (mode() == GatherMode::tensor_parallel) return take_own_tokens();
     const ArrivedRouting routing{options_.topk, local_ids_.data(), weights_.data()};
     if (mode() != GatherMode::zero_filled)
-      run([this](HostWorker& w) { return gather_hear(w, layout_, counts_.data()) != nullptr; });
-    run([&](HostWorker& w) {
+      run(CallPart::dispatch_receive, [this](HostWorker& w) { return gather_hear(w, layout_, counts_.data()) != nullptr; });
+    run(CallPart::dispatch_receive, [&](HostWorker& w) {
       gather_list(w, layout_, rows_, placement_, routing, [this](int row) { return is_padding(row); });
       return true;
     });
@@ -67,7 +65,7 @@ class GatherExchange final : public HostExchange {
   }
 
   void combine_send(const bf16* results) override {
-    run([&](HostWorker& w) { return gather_offer(w, layout_, rows_, results); });
+    run(CallPart::combine, [&](HostWorker& w) { return gather_offer(w, layout_, rows_, results); });
   }
 
   void combine_receive(const CombineOutput& output) override {
@@ -75,7 +73,7 @@ class GatherExchange final : public HostExchange {
     if (mode() == GatherMode::tensor_parallel) {
       share_sums(output);
     } else {
-      run([&](HostWorker& w) {
+      run(CallPart::combine, [&](HostWorker& w) {
         return gather_pull(w, layout_, static_cast<std::size_t>(first_), input_.tokens, shared_rows(output), output.out);
       });
       for (int d = 0; d < ranks(); ++d) count_rows(d, input_.tokens, layout_.returned.reported_bytes());
@@ -91,16 +89,17 @@ class GatherExchange final : public HostExchange {
   }
 
   void run_send() {
-    run([this](HostWorker& w) { return gather_send(w, layout_, static_cast<std::size_t>(first_), input_); }, NewCall::yes);
+    run(CallPart::dispatch_send,
+        [this](HostWorker& w) { return gather_send(w, layout_, static_cast<std::size_t>(first_), input_); });
   }
-  void exchange_counts(bool whole_dispatch) {
-    run([&](HostWorker& w) { return gather_exchange_counts(w, layout_, input_.tokens, whole_dispatch, counts_.data()) != nullptr; },
-        NewCall::yes);
+  void exchange_counts() {
+    run(CallPart::dispatch_send,
+        [&](HostWorker& w) { return gather_exchange_counts(w, layout_, input_.tokens, counts_.data()) != nullptr; });
   }
 
   /// Offsets after the counts of all ranks: nothing is padded.
   void lay_out_exactly() {
-    exchange_counts(false);
+    exchange_counts();
     first_ = 0;
     rows_ = 0;
     for (int s = 0; s < ranks(); ++s) {
@@ -112,7 +111,7 @@ class GatherExchange final : public HostExchange {
 
   /// Tensor-parallel attention: the tokens are here; only their ids become local (article, section 2.1).
   Arrived take_own_tokens() {
-    run([this](HostWorker& w) {
+    run(CallPart::dispatch_receive, [this](HostWorker& w) {
       for (int token = w.index(); token < rows_; token += w.count()) {
         const auto row = static_cast<std::size_t>(token);
         const bf16* hidden = input_.hidden + row * static_cast<std::size_t>(options_.hidden);
@@ -152,7 +151,7 @@ class GatherExchange final : public HostExchange {
     SharedRows shared = shared_rows(output);
     if (shared.rows != nullptr) shared.rows += static_cast<std::size_t>(begin) * static_cast<std::size_t>(options_.hidden);
     if (shared.factors != nullptr) shared.factors += begin;
-    run([&](HostWorker& w) {
+    run(CallPart::combine, [&](HostWorker& w) {
       return gather_pull(w, layout_, static_cast<std::size_t>(begin), end - begin, shared, slice_.data()) && w.team_barrier() &&
              all_gather_rows(w, all_gather_layout(), begin, end - begin, rows_, slice_.data(), output.all_out);
     });

@@ -10,16 +10,12 @@
 namespace heddle {
 
 /// Everybody's number of tokens, so that rows can be laid at exact offsets; the first squad leaves them in counts
-/// [ranks]. whole_dispatch: nothing follows (tensor-parallel attention). Null on abort.
+/// [ranks]. Null on abort.
 template <Worker W>
-HEDDLE_PROTOCOL const std::int32_t* gather_exchange_counts(W& w, const GatherLayout& layout, int tokens, bool whole_dispatch,
-                                                           std::int32_t* counts) {
+HEDDLE_PROTOCOL const std::int32_t* gather_exchange_counts(W& w, const GatherLayout& layout, int tokens, std::int32_t* counts) {
   if (!w.begin()) return nullptr;
   const auto word = [&](int peer) { return layout.count_word(peer); };
-  if (w.last_of_team()) {
-    tell(w, word, [&](int) { return tokens; });
-    if (whole_dispatch) w.raise_epoch();
-  }
+  tell(w, word, [&](int) { return tokens; });
   return hear(w, word, WordKind::gather_count, counts);
 }
 
@@ -30,7 +26,7 @@ HEDDLE_PROTOCOL void gather_write_record(W& w, const GatherLayout& layout, const
   const auto row = [&](int i) { return w.live(first_rank + i) ? to(first_rank + i) : nullptr; };
   const auto routing = [&](int i) { return w.live(first_rank + i) ? to(first_rank + i) + layout.wire.row_bytes() : nullptr; };
   send_row(w, last_rank - first_rank, row, input.hidden + static_cast<std::size_t>(token) * layout.wire.hidden, layout.wire, part);
-  if (part.index == part.count - 1) send_routing(w, last_rank - first_rank, routing, input, token);
+  if (part.last()) send_routing(w, last_rank - first_rank, routing, input, token);
 }
 
 /// All-gather: this rank's records to every rank at rows [first, first + tokens), then the word that they are there, which
@@ -39,26 +35,22 @@ template <Worker W>
 HEDDLE_PROTOCOL bool gather_send(W& w, const GatherLayout& layout, std::size_t first, const SendInput& input) {
   if (!w.begin()) return false;
   const HeapView& heap = w.heap();
-  const int parts = w.row_parts(input.tokens, layout.wire.hidden);
-  for (int item = w.index(); item < input.tokens * parts; item += w.count()) {
-    const int token = item / parts;
+  const int bits = w.part_bits(input.tokens, layout.wire.hidden);
+  for (int item = w.index(); item < input.tokens << bits; item += w.count()) {
+    const int token = row_of(item, bits);
     const std::size_t offset = layout.record(first + static_cast<std::size_t>(token));
     const auto to = [&](int d) { return heap.at<std::byte>(d, offset); };
-    gather_write_record(w, layout, input, token, 0, heap.ranks, to, RowPart{item % parts, parts});
+    gather_write_record(w, layout, input, token, 0, heap.ranks, to, part_of(item, bits));
   }
-  w.complete_all();
-  if (w.last_of_team()) {
-    tell(
-        w, [&](int peer) { return layout.arrived_word(peer); }, [&](int) { return input.tokens; });
-    w.raise_epoch();
-  }
+  tell(
+      w, [&](int peer) { return layout.arrived_word(peer); }, [&](int) { return input.tokens; });
   return true;
 }
 template <Worker W>
 HEDDLE_PROTOCOL const std::int32_t* gather_hear(W& w, const GatherLayout& layout, std::int32_t* arrived) {
   if (!w.begin()) return nullptr;
-  return hear(
-      w, [&](int peer) { return layout.arrived_word(peer); }, WordKind::gather_arrived, arrived);
+  const auto word = [&](int peer) { return layout.arrived_word(peer); };
+  return hear(w, word, WordKind::gather_arrived, arrived);
 }
 
 /// All-reduce of zero-filled buffers of `rows` records: about twice the bytes of a gather. Summed as
@@ -78,10 +70,9 @@ HEDDLE_PROTOCOL bool gather_all_reduce(W& w, const GatherLayout& layout, std::si
     if (!mine) continue;
     gather_write_record(w, layout, input, static_cast<int>(row - first), heap.rank, heap.rank + 1, [&](int) { return own; });
   }
-  w.complete_all();
   const auto yes = [](int) { return 1; };
   const auto arrived = [&](int peer) { return layout.arrived_word(peer); };
-  if (w.last_of_team()) tell(w, arrived, yes);
+  tell(w, arrived, yes);
   if (!hear_all(w, arrived, WordKind::gather_arrived)) return false;
   const LiveShare share = live_share(w);
   for (std::size_t row = share.position; row < rows; row += share.count) {
@@ -106,10 +97,7 @@ HEDDLE_PROTOCOL bool gather_all_reduce(W& w, const GatherLayout& layout, std::si
     w.complete_all();
   }
   const auto reduced = [&](int peer) { return layout.reduced_word(peer); };
-  if (w.last_of_team()) {
-    tell(w, reduced, yes);
-    w.raise_epoch();
-  }
+  tell(w, reduced, yes);
   return hear_all(w, reduced, WordKind::gather_reduced);
 }
 
@@ -133,18 +121,16 @@ HEDDLE_PROTOCOL bool gather_offer(W& w, const GatherLayout& layout, int rows, co
   const auto word = [&](int peer) { return layout.partial_word(peer); };
   const auto yes = [](int) { return 1; };
   if (results == heap.mine<bf16>(layout.partial(0))) {
-    if (w.index() == 0) tell(w, word, yes);
+    tell_at_once(w, word, yes);
     return true;
   }
-  const int parts = w.row_parts(rows, layout.returned.hidden);
-  for (int item = w.index(); item < rows * parts; item += w.count()) {
-    const auto row = static_cast<std::size_t>(item / parts);
+  const int bits = w.part_bits(rows, layout.returned.hidden);
+  for (int item = w.index(); item < rows << bits; item += w.count()) {
+    const auto row = static_cast<std::size_t>(row_of(item, bits));
     const auto to = [&](int) { return heap.mine<std::byte>(layout.partial(row)); };
-    send_row(w, 1, to, results + row * static_cast<std::size_t>(layout.returned.hidden), layout.returned,
-             RowPart{item % parts, parts});
+    send_row(w, 1, to, results + row * static_cast<std::size_t>(layout.returned.hidden), layout.returned, part_of(item, bits));
   }
-  w.complete_all();
-  if (w.last_of_team()) tell(w, word, yes);
+  tell(w, word, yes);
   return true;
 }
 
@@ -159,12 +145,12 @@ HEDDLE_PROTOCOL bool gather_pull(W& w, const GatherLayout& layout, std::size_t f
           w, [&](int peer) { return layout.partial_word(peer); }, WordKind::gather_partial))
     return false;
   const auto hidden = static_cast<std::size_t>(layout.returned.hidden);
-  const int parts = w.row_parts(rows, layout.returned.hidden);
-  for (int item = w.index(); item < rows * parts; item += w.count()) {
-    const auto row = static_cast<std::size_t>(item / parts);
+  const int bits = w.part_bits(rows, layout.returned.hidden);
+  for (int item = w.index(); item < rows << bits; item += w.count()) {
+    const auto row = static_cast<std::size_t>(row_of(item, bits));
     const auto term = [&](int d) { return w.live(d) ? SumTerm{heap.at<std::byte>(d, layout.partial(first + row))} : SumTerm{}; };
     w.reduce_rows(out + row * hidden, heap.ranks, term, SumFormat{layout.returned, false}, shared.of(row, hidden),
-                  RowPart{item % parts, parts});
+                  part_of(item, bits));
   }
   return true;
 }

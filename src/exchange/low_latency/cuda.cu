@@ -24,7 +24,7 @@ __device__ LowLatencyScratch scratch_of(const LowLatencyCall& call) {
 
 template <bool plain>
 __global__ void __launch_bounds__(threads_a_cta) low_latency_dispatch(const __grid_constant__ LowLatencyCall call) {
-  HEDDLE_DEVICE_WORKER(w, call, call.send ? NewCall::yes : NewCall::no);
+  HEDDLE_DEVICE_WORKER(w, call, call.send ? CallPart::dispatch_send : CallPart::dispatch_receive);
   const LowLatencyScratch scratch = scratch_of(call);
   if (call.send) {
     const SendInput input = send_input(call);
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(threads_a_cta) low_latency_dispatch(const __gr
 
 template <bool plain>
 __global__ void __launch_bounds__(threads_a_cta) low_latency_combine(const __grid_constant__ LowLatencyCall call) {
-  HEDDLE_DEVICE_WORKER(w, call, NewCall::no);
+  HEDDLE_DEVICE_WORKER(w, call, CallPart::combine);
   const LowLatencyScratch scratch = scratch_of(call);
   const DeviceRank& rank = call.ranks[blockIdx.y];
   if (call.send && !low_latency_return(w, call.layout, call.placement.experts_on[w.heap().rank], rank.results, scratch)) return;

@@ -34,15 +34,16 @@ class LowLatencyExchange final : public HostExchange {
 
   void dispatch_send(const ExchangeInput& input, const Step& step) override {
     accept(input, step);
-    run([this](HostWorker& w) { return low_latency_send(w, layout_, input_, placement_, scratch_); }, NewCall::yes);
+    run(CallPart::dispatch_send, [this](HostWorker& w) { return low_latency_send(w, layout_, input_, placement_, scratch_); });
     for (int e = 0; e < shape_.experts; ++e)
       count_rows(placement_.rank_of[e], scratch_.sent.totals[e], layout_.wire.reported_bytes());
   }
 
   Arrived dispatch_receive() override {
-    run([this](HostWorker& w) { return low_latency_hear(w, layout_, local_experts(), scratch_) != nullptr; });
+    run(CallPart::dispatch_receive,
+        [this](HostWorker& w) { return low_latency_hear(w, layout_, local_experts(), scratch_) != nullptr; });
     const auto since = std::chrono::steady_clock::now();
-    run([this](HostWorker& w) {
+    run(CallPart::dispatch_receive, [this](HostWorker& w) {
       low_latency_pack(w, layout_, local_experts(), scratch_.arrived, scratch_);
       return true;
     });
@@ -63,7 +64,7 @@ class LowLatencyExchange final : public HostExchange {
   }
 
   void combine_send(const bf16* results) override {
-    run([&](HostWorker& w) { return low_latency_return(w, layout_, local_experts(), results, scratch_); });
+    run(CallPart::combine, [&](HostWorker& w) { return low_latency_return(w, layout_, local_experts(), results, scratch_); });
     for (int region = 0; region < local_experts() * ranks(); ++region) {
       count_rows(region % ranks(), scratch_.arrived[region], layout_.returned.reported_bytes());
     }
@@ -72,7 +73,7 @@ class LowLatencyExchange final : public HostExchange {
   void combine_receive(const CombineOutput& output) override {
     accept(output);
     const bool weighted = options_.weight_at == WeightAt::combine;
-    run([&](HostWorker& w) {
+    run(CallPart::combine, [&](HostWorker& w) {
       return low_latency_collect(w, layout_, input_, placement_, weighted, shared_rows(output), output.out);
     });
     share_outputs(output);

@@ -19,13 +19,11 @@ struct LowLatencyLayout {
   RowFormat returned;
   Areas areas;
 
-  // Words: [local expert][source] counts; [worker rank] return flags.
-  HEDDLE_HOST_DEVICE std::size_t count_word(int local_expert, int source) const {
-    return word_at(areas, shape.ranks, dispatch_words + local_expert, source);
-  }
+  // Words: [source] arrivals; [worker rank] return flags.
+  HEDDLE_HOST_DEVICE std::size_t arrived_word(int source) const { return word_at(areas, shape.ranks, dispatch_words, source); }
   HEDDLE_HOST_DEVICE std::size_t returned_word(int worker) const { return word_at(areas, shape.ranks, combine_words, worker); }
 
-  // Dispatch area: rows, then origins; each [local expert][source][cap].
+  // Dispatch area: rows, then origins, each [local expert][source][cap]; then counts [local expert][source].
   HEDDLE_HOST_DEVICE std::size_t regions() const {
     return static_cast<std::size_t>(shape.max_local_experts) * static_cast<std::size_t>(shape.ranks) *
            static_cast<std::size_t>(shape.cap);
@@ -37,7 +35,12 @@ struct LowLatencyLayout {
   }
   HEDDLE_HOST_DEVICE std::size_t row(std::size_t number) const { return areas.dispatch + number * wire.row_bytes(); }
   HEDDLE_HOST_DEVICE std::size_t origin(std::size_t number) const { return row(regions()) + number * sizeof(PairOrigin); }
-  HEDDLE_HOST_DEVICE std::size_t dispatch_bytes() const { return regions() * (wire.row_bytes() + sizeof(PairOrigin)); }
+  HEDDLE_HOST_DEVICE std::size_t count(int local_expert, int source) const {
+    return origin(regions()) +
+           sizeof(std::int32_t) *
+               (static_cast<std::size_t>(local_expert) * static_cast<std::size_t>(shape.ranks) + static_cast<std::size_t>(source));
+  }
+  HEDDLE_HOST_DEVICE std::size_t dispatch_bytes() const { return count(shape.max_local_experts, 0) - areas.dispatch; }
 
   // Combine area: slots [token][choice] of this rank's own tokens.
   HEDDLE_HOST_DEVICE std::size_t slot(std::size_t pair) const { return areas.combine + pair * returned.row_bytes(); }

@@ -19,21 +19,17 @@ struct LowLatencyScratch {
   std::int32_t* counts = nullptr;  ///< [local experts] (masked_m)
 };
 
-/// Tells every live rank how many rows came for each of its experts. A rank without experts hears from everybody too:
-/// otherwise it could be a call ahead of its peers.
+/// Writes how many rows came for each expert beside the rows.
 template <Worker W>
-HEDDLE_PROTOCOL void low_latency_tell(W& w, const LowLatencyLayout& layout, const PlacementView& placement,
-                                      const std::int32_t* sent) {
+HEDDLE_PROTOCOL void low_latency_write_counts(W& w, const LowLatencyLayout& layout, const PlacementView& placement,
+                                              const std::int32_t* sent) {
+  if (!w.first_squad() || w.squad_index() != 0) return;
   const HeapView& heap = w.heap();
-  const auto of_expert = [&](int e) {
+  const auto count = [&](int e) {
     const int d = placement.rank_of[e];
-    return w.live(d) ? heap.at<Word>(d, layout.count_word(placement.local_index[e], heap.rank)) : nullptr;
+    return w.live(d) ? heap.at<std::int32_t>(d, layout.count(placement.local_index[e], heap.rank)) : nullptr;
   };
-  publish_each(w, layout.shape.experts, of_expert, [&](int e) { return static_cast<std::uint32_t>(sent[e]); });
-  const auto of_empty_rank = [&](int d) {
-    return w.live(d) && placement.experts_on[d] == 0 ? heap.at<Word>(d, layout.count_word(0, heap.rank)) : nullptr;
-  };
-  publish_each(w, heap.ranks, of_empty_rank, [](int) { return 0u; });
+  write_each(w, layout.shape.experts, count, [&](int e) { return sent[e]; });
 }
 
 template <Worker W>
@@ -52,9 +48,10 @@ HEDDLE_PROTOCOL bool low_latency_send(W& w, const LowLatencyLayout& layout, cons
     return id < experts ? id : -1;
   };
   if (!number_kinds(crew, pairs, experts, expert_of, sent)) return false;
-  const int parts = w.row_parts(input.tokens, layout.wire.hidden);
-  for (int item = w.index(); item < input.tokens * parts; item += w.count()) {
-    const int token = item / parts;
+  low_latency_write_counts(w, layout, placement, sent.totals);
+  const int bits = w.part_bits(input.tokens, layout.wire.hidden);
+  for (int item = w.index(); item < input.tokens << bits; item += w.count()) {
+    const int token = row_of(item, bits);
     const auto at = [&](int choice, auto offset_of) {
       const int pair = token * topk + choice;
       const int d = placement.rank_of_choice(input.ids[pair]);
@@ -67,35 +64,31 @@ HEDDLE_PROTOCOL bool low_latency_send(W& w, const LowLatencyLayout& layout, cons
     const auto origin = [&](int choice) {
       return reinterpret_cast<PairOrigin*>(at(choice, [&](std::size_t number) { return layout.origin(number); }));
     };
-    send_row(w, topk, row, input.hidden + static_cast<std::size_t>(token) * layout.wire.hidden, layout.wire,
-             RowPart{item % parts, parts});
-    if (item % parts != parts - 1) continue;
+    send_row(w, topk, row, input.hidden + static_cast<std::size_t>(token) * layout.wire.hidden, layout.wire, part_of(item, bits));
+    if (!part_of(item, bits).last()) continue;
     write_each(w, topk, origin, [&](int choice) {
       return PairOrigin{token * topk + choice, input.weights[token * topk + choice]};
     });
   }
-  w.complete_all();
-  if (w.last_of_team()) {
-    low_latency_tell(w, layout, placement, sent.totals);
-    w.raise_epoch();
-  }
+  tell(
+      w, [&](int peer) { return layout.arrived_word(peer); }, [](int) { return 1; });
   return true;
 }
 
-/// Waits for every live source's counts [local experts, ranks], after which the rows are there; null on abort.
+/// Waits for every live source, after which the rows are there, and takes their counts [local experts, ranks]; null on abort.
 template <Worker W>
 HEDDLE_PROTOCOL const std::int32_t* low_latency_hear(W& w, const LowLatencyLayout& layout, int local_experts,
                                                      const LowLatencyScratch& scratch) {
   if (!w.begin()) return nullptr;
   const HeapView& heap = w.heap();
-  const int heard = local_experts > 0 ? local_experts : 1;
-  const auto word = [&](int region) {
+  if (!hear_all(
+          w, [&](int peer) { return layout.arrived_word(peer); }, WordKind::low_latency_arrived))
+    return nullptr;
+  const auto count = [&](int region) {
     const int s = region % heap.ranks;
-    return w.live(s) ? heap.template mine<const Word>(layout.count_word(region / heap.ranks, s)) : nullptr;
+    return w.live(s) ? heap.template mine<const std::int32_t>(layout.count(region / heap.ranks, s)) : nullptr;
   };
-  const auto name = [&](int region) { return WordName{WordKind::low_latency_count, region % heap.ranks, region / heap.ranks}; };
-  const std::int32_t* arrived = nullptr;
-  return acquire_each(w, heard * heap.ranks, word, name, scratch.arrived, &arrived) ? arrived : nullptr;
+  return take_values(w, local_experts * heap.ranks, count, scratch.arrived);
 }
 
 /// Packs each expert's rows in source order.
@@ -105,15 +98,15 @@ HEDDLE_PROTOCOL void low_latency_pack(W& w, const LowLatencyLayout& layout, int 
   const HeapView& heap = w.heap();
   const int ranks = heap.ranks;
   const int rows = w.sum_values(local_experts * ranks, arrived);
-  const int parts = w.row_parts(rows, layout.wire.hidden);
+  const int bits = w.part_bits(rows, layout.wire.hidden);
   const auto rows_of = [&](int region) { return arrived[region]; };
-  w.deal(local_experts * ranks, ranks, parts, rows_of, [&](int region, int slot, int before, const RowPart& part) {
+  w.deal(local_experts * ranks, ranks, bits, rows_of, [&](int region, int slot, int before, const RowPart& part) {
     const int e = region / ranks;
     const std::size_t from = layout.row_number(e, region % ranks, slot);
     const auto to = static_cast<std::size_t>(e * scratch.block_rows + before + slot);
     const auto place = [&](int) { return scratch.rows + to * layout.wire.row_bytes(); };
     copy_row(w, 1, place, heap.mine<std::byte>(layout.row(from)), layout.wire, part);
-    if (part.index != part.count - 1) return;
+    if (!part.last()) return;
     const PairOrigin origin = w.read(heap.mine<PairOrigin>(layout.origin(from)));
     scratch.origins[to] = origin;
     scratch.weights[to] = origin.weight;
@@ -136,18 +129,16 @@ HEDDLE_PROTOCOL bool low_latency_return(W& w, const LowLatencyLayout& layout, in
   const HeapView& heap = w.heap();
   const int ranks = heap.ranks;
   const int rows = w.sum_values(local_experts, scratch.counts);
-  const int parts = w.row_parts(rows, layout.returned.hidden);
+  const int bits = w.part_bits(rows, layout.returned.hidden);
   const auto arrived = [&](int region) { return scratch.arrived[region]; };
-  w.deal(local_experts * ranks, ranks, parts, arrived, [&](int region, int slot, int before, const RowPart& part) {
+  w.deal(local_experts * ranks, ranks, bits, arrived, [&](int region, int slot, int before, const RowPart& part) {
     const auto number = static_cast<std::size_t>(region / ranks * scratch.block_rows + before + slot);
     const auto pair = static_cast<std::size_t>(scratch.origins[number].pair);
     const auto to = [&](int) { return heap.at<std::byte>(region % ranks, layout.slot(pair)); };
     send_row(w, 1, to, results + number * static_cast<std::size_t>(layout.returned.hidden), layout.returned, part);
   });
-  w.complete_all();
-  if (w.last_of_team())
-    tell(
-        w, [&](int peer) { return layout.returned_word(peer); }, [](int) { return 1; });
+  tell(
+      w, [&](int peer) { return layout.returned_word(peer); }, [](int) { return 1; });
   return true;
 }
 
@@ -162,9 +153,9 @@ HEDDLE_PROTOCOL bool low_latency_collect(W& w, const LowLatencyLayout& layout, c
           w, [&](int peer) { return layout.returned_word(peer); }, WordKind::low_latency_returned))
     return false;
   const auto hidden = static_cast<std::size_t>(layout.returned.hidden);
-  const int parts = w.row_parts(input.tokens, layout.returned.hidden);
-  for (int item = w.index(); item < input.tokens * parts; item += w.count()) {
-    const int token = item / parts;
+  const int bits = w.part_bits(input.tokens, layout.returned.hidden);
+  for (int item = w.index(); item < input.tokens << bits; item += w.count()) {
+    const int token = row_of(item, bits);
     const auto term = [&](int choice) {
       const int pair = token * input.topk + choice;
       const int d = placement.rank_of_choice(input.ids[pair]);
@@ -172,7 +163,7 @@ HEDDLE_PROTOCOL bool low_latency_collect(W& w, const LowLatencyLayout& layout, c
       return SumTerm{heap.mine<std::byte>(layout.slot(static_cast<std::size_t>(pair))), input.weights[pair]};
     };
     w.reduce_rows(out + static_cast<std::size_t>(token) * hidden, input.topk, term, SumFormat{layout.returned, weighted},
-                  shared.of(static_cast<std::size_t>(token), hidden), RowPart{item % parts, parts});
+                  shared.of(static_cast<std::size_t>(token), hidden), part_of(item, bits));
   }
   return true;
 }

@@ -55,7 +55,7 @@ __device__ ExpertLayout experts_of(const NormalCall& call, int rank) {
 
 template <bool plain>
 __global__ void __launch_bounds__(threads_a_cta) normal_counts(const __grid_constant__ NormalCall call) {
-  HEDDLE_DEVICE_WORKER(w, call, NewCall::yes);
+  HEDDLE_DEVICE_WORKER(w, call, CallPart::dispatch_send);
   const SendInput input = send_input(call);
   const NormalScratch scratch = scratch_of(call);
   if (!check_input(w, call, input)) return;
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(threads_a_cta) normal_counts(const __grid_cons
 
 template <bool plain>
 __global__ void __launch_bounds__(threads_a_cta) normal_move(const __grid_constant__ NormalCall call) {
-  HEDDLE_DEVICE_WORKER(w, call, NewCall::no);
+  HEDDLE_DEVICE_WORKER(w, call, CallPart::dispatch_receive);
   const NormalScratch scratch = scratch_of(call);
   std::byte* rows = of_this_rank(call.rows, call.exact_stride);
   const ArrivedRouting routing = routing_of(call);
@@ -86,9 +86,9 @@ __global__ void __launch_bounds__(threads_a_cta) normal_move(const __grid_consta
     return;
   if (!call.by_expert) return;
   const int n = w.sum_values(w.heap().ranks, scratch.arrived);
-  const auto row_of = [&](int i) { return rows + static_cast<std::size_t>(i) * call.layout.wire.row_bytes(); };
-  const auto weight_of = [&](int pair) { return routing.weights + pair; };
-  expand_rows(w, n, call.topk, routing.local_ids, call.layout.wire, row_of, weight_of, experts_of(call, w.heap().rank));
+  const auto bytes_of = [&](int i) { return rows + static_cast<std::size_t>(i) * call.layout.wire.row_bytes(); };
+  const auto weights_of = [&](int i) { return routing.weights + static_cast<std::ptrdiff_t>(i) * call.topk; };
+  expand_rows(w, n, call.topk, routing.local_ids, call.layout.wire, bytes_of, weights_of, experts_of(call, w.heap().rank));
 }
 
 /// sums [n, H]: what goes back of each arrived row.
@@ -99,18 +99,18 @@ __device__ bool sum_arrived_rows(DeviceWorker<plain>& w, const NormalCall& call,
   const int n = w.sum_values(w.heap().ranks, scratch.arrived);
   const std::int32_t* places = of_this_rank(call.experts_layout.places, call.exact_stride);
   const ArrivedRouting routing = routing_of(call);
-  const int parts = w.row_parts(n, hidden);
-  for (int item = w.index(); item < n * parts; item += w.count()) {
-    const int row = item / parts;
+  const int bits = w.part_bits(n, hidden);
+  for (int item = w.index(); item < n << bits; item += w.count()) {
+    const int row = row_of(item, bits);
     sum_pairs(w, row, routing, places, results, hidden, call.weighted,
-              sums + static_cast<std::size_t>(row) * static_cast<std::size_t>(hidden), RowPart{item % parts, parts});
+              sums + static_cast<std::size_t>(row) * static_cast<std::size_t>(hidden), part_of(item, bits));
   }
   return w.team_barrier();
 }
 
 template <bool plain>
 __global__ void __launch_bounds__(threads_a_cta) normal_combine(const __grid_constant__ NormalCall call) {
-  HEDDLE_DEVICE_WORKER(w, call, NewCall::no);
+  HEDDLE_DEVICE_WORKER(w, call, CallPart::combine);
   const NormalScratch scratch = scratch_of(call);
   const DeviceRank& rank = call.ranks[blockIdx.y];
   const std::int32_t* returned_firsts = of_this_rank(call.returned_firsts, call);

@@ -28,17 +28,15 @@ class NormalExchange final : public HostExchange {
   void dispatch_send(const ExchangeInput& input, const Step& step) override {
     accept(input, step);
     scratch_.rows_to_send = options_.wire == Wire::bf16 ? reinterpret_cast<const std::byte*>(input_.hidden) : wire_rows_.data();
-    run(
-        [this](HostWorker& w) {
-          for (int token = w.index(); options_.wire != Wire::bf16 && token < input_.tokens; token += w.count()) {
-            const auto row = static_cast<std::size_t>(token);
-            w.quantise_row(wire_rows_.data() + row * layout_.wire.row_bytes(),
-                           input_.hidden + row * static_cast<std::size_t>(options_.hidden), layout_.wire);
-          }
-          w.complete_all();
-          return normal_exchange_counts(w, layout_, input_, placement_, scratch_);
-        },
-        NewCall::yes);
+    run(CallPart::dispatch_send, [this](HostWorker& w) {
+      for (int token = w.index(); options_.wire != Wire::bf16 && token < input_.tokens; token += w.count()) {
+        const auto row = static_cast<std::size_t>(token);
+        w.quantise_row(wire_rows_.data() + row * layout_.wire.row_bytes(),
+                       input_.hidden + row * static_cast<std::size_t>(options_.hidden), layout_.wire);
+      }
+      w.complete_all();
+      return normal_exchange_counts(w, layout_, input_, placement_, scratch_);
+    });
   }
 
   Arrived dispatch_receive() override {
@@ -53,16 +51,16 @@ class NormalExchange final : public HostExchange {
     }
     reserve(static_cast<std::size_t>(received_), static_cast<std::size_t>(returned));
     const ArrivedRouting routing{options_.topk, local_ids_.data(), weights_.data()};
-    run([&](HostWorker& w) {
+    run(CallPart::dispatch_receive, [&](HostWorker& w) {
       return normal_dispatch(w, layout_, input_, placement_, scratch_, firsts_.data(), rows_.data(), routing);
     });
     for (int d = 0; d < ranks(); ++d) count_rows(d, scratch_.sent.totals[d], layout_.wire.reported_bytes());
     const auto since = std::chrono::steady_clock::now();
-    run([&](HostWorker& w) {
+    run(CallPart::dispatch_receive, [&](HostWorker& w) {
       if (!by_expert()) return true;
       const auto row_of = [&](int i) { return rows_.data() + static_cast<std::size_t>(i) * layout_.wire.row_bytes(); };
-      const auto weight_of = [&](int pair) { return routing.weights + pair; };
-      return expand_rows(w, received_, options_.topk, routing.local_ids, layout_.wire, row_of, weight_of,
+      const auto weights_of = [&](int i) { return routing.weights + static_cast<std::ptrdiff_t>(i) * options_.topk; };
+      return expand_rows(w, received_, options_.topk, routing.local_ids, layout_.wire, row_of, weights_of,
                          expanded_.layout(options_, local_experts(), ranks()));
     });
     Arrived arrived;
@@ -87,7 +85,7 @@ class NormalExchange final : public HostExchange {
   void combine_send(const bf16* results) override {
     const ArrivedRouting routing{options_.topk, local_ids_.data(), weights_.data()};
     const bool weighted = options_.weight_at == WeightAt::combine;
-    run([&](HostWorker& w) {
+    run(CallPart::combine, [&](HostWorker& w) {
       for (int i = w.index(); by_expert() && i < received_; i += w.count()) {
         sum_pairs(w, i, routing, expanded_.places.data(), results, options_.hidden, weighted,
                   sums_.data() + static_cast<std::size_t>(i) * static_cast<std::size_t>(options_.hidden));
@@ -101,7 +99,7 @@ class NormalExchange final : public HostExchange {
 
   void combine_receive(const CombineOutput& output) override {
     accept(output);
-    run([&](HostWorker& w) {
+    run(CallPart::combine, [&](HostWorker& w) {
       return normal_collect(w, layout_, input_, scratch_, returned_firsts_.data(), returned_.data(), shared_rows(output),
                             output.out);
     });

@@ -33,10 +33,7 @@ HEDDLE_PROTOCOL bool normal_exchange_counts(W& w, const NormalLayout& layout, co
   RankNumbers rows;
   if (!number_rows_by_rank(w, input, placement, scratch.sent, rows)) return false;
   const auto word = [&](int peer) { return layout.count_word(peer); };
-  if (w.last_of_team()) {
-    tell(w, word, [&](int d) { return rows.counts[d]; });
-    w.raise_epoch();
-  }
+  tell(w, word, [&](int d) { return rows.counts[d]; });
   return hear(w, word, WordKind::normal_count, scratch.arrived) != nullptr;
 }
 
@@ -202,16 +199,16 @@ HEDDLE_PROTOCOL bool normal_collect(W& w, const NormalLayout& layout, const Send
   if (!w.begin()) return false;
   const int ranks = w.heap().ranks;
   const auto hidden = static_cast<std::size_t>(layout.returned.hidden);
-  const int parts = w.row_parts(input.tokens, layout.returned.hidden);
-  for (int item = w.index(); item < input.tokens * parts; item += w.count()) {
-    const int token = item / parts;
+  const int bits = w.part_bits(input.tokens, layout.returned.hidden);
+  for (int item = w.index(); item < input.tokens << bits; item += w.count()) {
+    const int token = row_of(item, bits);
     const auto term = [&](int d) {
       const std::int32_t slot = scratch.sent.numbers[token * ranks + d];
       if (slot < 0) return SumTerm{};
       return SumTerm{returned + static_cast<std::size_t>(returned_firsts[d] + slot) * layout.returned.row_bytes()};
     };
     w.reduce_rows(out + static_cast<std::size_t>(token) * hidden, ranks, term, SumFormat{layout.returned, false},
-                  shared.of(static_cast<std::size_t>(token), hidden), RowPart{item % parts, parts});
+                  shared.of(static_cast<std::size_t>(token), hidden), part_of(item, bits));
   }
   return true;
 }

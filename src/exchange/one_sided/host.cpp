@@ -23,14 +23,15 @@ class OneSidedExchange final : public HostExchange {
   void dispatch_send(const ExchangeInput& input, const Step& step) override {
     accept(input, step);
     for (std::size_t p = 0; p < input.extra.size(); ++p) scratch_.extra[p] = input.extra[p];
-    run([this](HostWorker& w) { return one_sided_send(w, layout_, step_.max_tokens, input_, placement_, scratch_); }, NewCall::yes);
+    run(CallPart::dispatch_send,
+        [this](HostWorker& w) { return one_sided_send(w, layout_, step_.max_tokens, input_, placement_, scratch_); });
     for (int d = 0; d < ranks(); ++d) count_rows(d, scratch_.sent.totals[d], layout_.wire.reported_bytes());
   }
 
   Arrived dispatch_receive() override {
     const int block = step_.max_tokens;
     const ArrivedRouting routing{options_.topk, local_ids_.data(), weights_.data()};
-    run([&](HostWorker& w) {
+    run(CallPart::dispatch_receive, [&](HostWorker& w) {
       const std::int32_t* rows = one_sided_receive(w, layout_, scratch_);
       if (rows == nullptr) return false;
       one_sided_list(w, layout_, block, placement_, rows, routing);
@@ -52,12 +53,12 @@ class OneSidedExchange final : public HostExchange {
   }
 
   void combine_send(const bf16* results) override {
-    run([&](HostWorker& w) { return one_sided_offer(w, layout_, step_.max_tokens, results, scratch_); });
+    run(CallPart::combine, [&](HostWorker& w) { return one_sided_offer(w, layout_, step_.max_tokens, results, scratch_); });
   }
 
   void combine_receive(const CombineOutput& output) override {
     accept(output);
-    run([&](HostWorker& w) {
+    run(CallPart::combine, [&](HostWorker& w) {
       return one_sided_pull(w, layout_, step_.max_tokens, input_, scratch_, shared_rows(output), output.out);
     });
     for (int d = 0; d < ranks(); ++d) count_rows(d, scratch_.sent.totals[d], layout_.returned.reported_bytes());

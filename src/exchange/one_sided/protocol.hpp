@@ -21,9 +21,9 @@ HEDDLE_PROTOCOL bool one_sided_send(W& w, const OneSidedLayout& layout, int bloc
   const HeapView& heap = w.heap();
   RankNumbers rows;
   if (!number_rows_by_rank(w, input, placement, scratch.sent, rows)) return false;
-  const int parts = w.row_parts(input.tokens, layout.wire.hidden);
-  for (int item = w.index(); item < input.tokens * parts; item += w.count()) {
-    const int token = item / parts;
+  const int bits = w.part_bits(input.tokens, layout.wire.hidden);
+  for (int item = w.index(); item < input.tokens << bits; item += w.count()) {
+    const int token = row_of(item, bits);
     // The place of something of this token at rank d; null where the token does not go.
     const auto at = [&](int d, auto offset_of) {
       const std::int32_t slot = rows.slots[token * heap.ranks + d];
@@ -32,8 +32,8 @@ HEDDLE_PROTOCOL bool one_sided_send(W& w, const OneSidedLayout& layout, int bloc
     const auto row = [&](int d) { return at(d, [&](std::size_t number) { return layout.row(number); }); };
     const auto routing = [&](int d) { return at(d, [&](std::size_t number) { return layout.routing(number); }); };
     send_row(w, heap.ranks, row, input.hidden + static_cast<std::size_t>(token) * layout.wire.hidden, layout.wire,
-             RowPart{item % parts, parts});
-    if (item % parts != parts - 1) continue;
+             part_of(item, bits));
+    if (!part_of(item, bits).last()) continue;
     send_routing(w, heap.ranks, routing, input, token);
     for (int p = 0; p < layout.extra_payloads; ++p) {
       const std::size_t bytes = layout.extra_bytes[p];
@@ -45,12 +45,8 @@ HEDDLE_PROTOCOL bool one_sided_send(W& w, const OneSidedLayout& layout, int bloc
                   static_cast<int>(bytes / sizeof(std::uint32_t)));
     }
   }
-  w.complete_all();
-  if (w.last_of_team()) {
-    tell(
-        w, [&](int peer) { return layout.arrived_word(peer); }, [&](int d) { return rows.counts[d]; });
-    w.raise_epoch();
-  }
+  tell(
+      w, [&](int peer) { return layout.arrived_word(peer); }, [&](int d) { return rows.counts[d]; });
   return true;
 }
 
@@ -69,7 +65,10 @@ HEDDLE_PROTOCOL void one_sided_list(W& w, const OneSidedLayout& layout, int bloc
                                     const std::int32_t* arrived, const ArrivedRouting& routing) {
   const HeapView& heap = w.heap();
   const auto routing_of = [&](int row) {
-    const bool real = row % block_rows < arrived[row / block_rows];
+    int source = 0;
+    int slot = row;
+    for (; slot >= block_rows; ++source) slot -= block_rows;
+    const bool real = slot < arrived[source];
     return real ? heap.template mine<std::byte>(layout.routing(static_cast<std::size_t>(row))) : nullptr;
   };
   list_routing(w, heap.ranks * block_rows, routing_of, placement, routing);
@@ -85,18 +84,17 @@ HEDDLE_PROTOCOL bool one_sided_offer(W& w, const OneSidedLayout& layout, int blo
   const auto ready = [&](int peer) { return layout.ready_word(peer); };
   const auto yes = [](int) { return 1; };
   if (results == heap.mine<bf16>(layout.result(0))) {
-    if (w.index() == 0) tell(w, ready, yes);
+    tell_at_once(w, ready, yes);
     return true;
   }
-  const int parts = w.row_parts(w.sum_values(heap.ranks, scratch.arrived), layout.returned.hidden);
+  const int bits = w.part_bits(w.sum_values(heap.ranks, scratch.arrived), layout.returned.hidden);
   const auto arrived = [&](int s) { return scratch.arrived[s]; };
-  w.deal(heap.ranks, heap.ranks, parts, arrived, [&](int s, int slot, int, const RowPart& part) {
+  w.deal(heap.ranks, heap.ranks, bits, arrived, [&](int s, int slot, int, const RowPart& part) {
     const std::size_t number = OneSidedLayout::row_number(s, block_rows, slot);
     const auto to = [&](int) { return heap.mine<std::byte>(layout.result(number)); };
     send_row(w, 1, to, results + number * static_cast<std::size_t>(layout.returned.hidden), layout.returned, part);
   });
-  w.complete_all();
-  if (w.last_of_team()) tell(w, ready, yes);
+  tell(w, ready, yes);
   return true;
 }
 
@@ -110,16 +108,16 @@ HEDDLE_PROTOCOL bool one_sided_pull(W& w, const OneSidedLayout& layout, int bloc
           w, [&](int peer) { return layout.ready_word(peer); }, WordKind::one_sided_ready))
     return false;
   const auto hidden = static_cast<std::size_t>(layout.returned.hidden);
-  const int parts = w.row_parts(input.tokens, layout.returned.hidden);
-  for (int item = w.index(); item < input.tokens * parts; item += w.count()) {
-    const int token = item / parts;
+  const int bits = w.part_bits(input.tokens, layout.returned.hidden);
+  for (int item = w.index(); item < input.tokens << bits; item += w.count()) {
+    const int token = row_of(item, bits);
     const auto term = [&](int d) {
       const std::int32_t slot = scratch.sent.numbers[token * heap.ranks + d];
       if (slot < 0) return SumTerm{};
       return SumTerm{heap.at<std::byte>(d, layout.result(OneSidedLayout::row_number(heap.rank, block_rows, slot)))};
     };
     w.reduce_rows(out + static_cast<std::size_t>(token) * hidden, heap.ranks, term, SumFormat{layout.returned, false},
-                  shared.of(static_cast<std::size_t>(token), hidden), RowPart{item % parts, parts});
+                  shared.of(static_cast<std::size_t>(token), hidden), part_of(item, bits));
   }
   return true;
 }

@@ -34,7 +34,7 @@ class GatherTrip : public Trip<GatherLayout, GatherMemory> {
   bool dispatch(W& w, int call) {
     GatherMemory& own = memory(w);
     const SendInput sent = input(call, w.heap().rank);
-    if (gathering != Gathering::padded && gather_exchange_counts(w, layout_, sent.tokens, false, own.counts.data()) == nullptr) {
+    if (gathering != Gathering::padded && gather_exchange_counts(w, layout_, sent.tokens, own.counts.data()) == nullptr) {
       return false;
     }
     const std::size_t first = first_row(call, w.heap().rank);
@@ -100,7 +100,7 @@ class TensorParallelTrip : public Trip<GatherLayout, GatherMemory> {
 
   template <class W>
   bool dispatch(W& w, int call) {
-    return gather_exchange_counts(w, layout_, input(call, w.heap().rank).tokens, true, memory(w).counts.data()) != nullptr;
+    return gather_exchange_counts(w, layout_, input(call, w.heap().rank).tokens, memory(w).counts.data()) != nullptr;
   }
 
   template <class W>

@@ -38,8 +38,7 @@ class Trip {
   void place() {
     const auto outputs =
         static_cast<std::size_t>(layout_.shape.ranks * layout_.shape.cap) * sizeof(bf16) * static_cast<std::size_t>(hidden());
-    layout_.areas = place_areas(layout_.shape.ranks, layout_.shape.max_local_experts, layout_.dispatch_bytes(),
-                                layout_.combine_bytes(), outputs);
+    layout_.areas = place_areas(layout_.shape.ranks, layout_.dispatch_bytes(), layout_.combine_bytes(), outputs);
   }
   template <class W>
   Memory& memory(const W& w) {
