@@ -25,7 +25,7 @@ template <Worker W>
 HEDDLE_PROTOCOL bool all_gather_rows(W& w, const AllGatherLayout& layout, int first, int rows, int all, const bf16* mine,
                                      bf16* out) {
   if (!w.begin()) return false;
-  const HeapView& heap = w.heap();
+  const HeapView heap = w.heap();
   const RowFormat format{Wire::bf16, layout.hidden, {}, 1.0f};
   const auto hidden = static_cast<std::size_t>(layout.hidden);
   const int bits = w.part_bits(rows, layout.hidden);

@@ -82,16 +82,16 @@ template <Worker W>
 HEDDLE_PROTOCOL bool number_pairs(W& w, int pairs, const std::int32_t* local_ids, const ExpertLayout& to, ExpertRuns& runs) {
   Numbering memory{to.numbers, to.counts, to.before};
   std::int32_t* begins = to.begins;
-  const int chunk = kinds_chunk(w, true, pairs);
+  const int chunk = kinds_chunk(w, Crew::squad, pairs);
   const int experts = to.local_experts;
-  const Crew<W> crew = crew_for(w, pairs <= few_kinds, pairs + experts, experts, (pairs + chunk - 1) / chunk, memory);
-  if (crew.squad) begins = memory.numbers + pairs;
+  const Crew crew = crew_for(w, pairs <= few_kinds, pairs + experts, experts, (pairs + chunk - 1) / chunk, memory);
+  if (crew == Crew::squad) begins = memory.numbers + pairs;
   if (!number_kinds(
           crew, pairs, experts, [&](int pair) { return local_ids[pair]; }, memory))
     return false;
-  if (crew.index() == 0) {
+  if (crew_index(w, crew) == 0) {
     begin_runs(w, to, memory.totals, begins);
-    if (crew.squad && w.first_squad()) {
+    if (crew == Crew::squad && w.first_squad()) {
       w.lanes(experts, [&](int e) {
         to.begins[e] = begins[e];
         to.counts[e] = memory.totals[e];
@@ -99,7 +99,7 @@ HEDDLE_PROTOCOL bool number_pairs(W& w, int pairs, const std::int32_t* local_ids
     }
   }
   runs = {memory.numbers, begins};
-  return crew.barrier();
+  return crew_barrier(w, crew);
 }
 
 /// Lays n arrived rows of k pairs each out by expert; inside an expert they keep their order. local_ids [n, k] may be

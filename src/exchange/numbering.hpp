@@ -21,14 +21,20 @@ constexpr int few_sets = 1024;
 constexpr int few_kinds = 8192;
 
 /// Who shares a piece of work: all workers of the rank, or each squad for itself.
+enum class Crew : bool { team, squad };
+
 template <Worker W>
-struct Crew {
-  W& w;
-  bool squad = false;
-  HEDDLE_PROTOCOL int index() const { return squad ? w.squad_index() : w.index(); }
-  HEDDLE_PROTOCOL int count() const { return squad ? w.squad_count() : w.count(); }
-  HEDDLE_PROTOCOL bool barrier() const { return squad ? w.squad_barrier() : w.team_barrier(); }
-};
+HEDDLE_PROTOCOL int crew_index(const W& w, Crew crew) {
+  return crew == Crew::squad ? w.squad_index() : w.index();
+}
+template <Worker W>
+HEDDLE_PROTOCOL int crew_count(const W& w, Crew crew) {
+  return crew == Crew::squad ? w.squad_count() : w.count();
+}
+template <Worker W>
+HEDDLE_PROTOCOL bool crew_barrier(W& w, Crew crew) {
+  return crew == Crew::squad ? w.squad_barrier() : w.team_barrier();
+}
 
 /// The memory of a numbering.
 struct Numbering {
@@ -40,46 +46,45 @@ struct Numbering {
 /// The crew that numbers some items, and its memory: each squad for itself where its memory suffices and the items are
 /// `few`, so that going through them again and again costs less than meetings of all; else `memory` as it is.
 template <Worker W>
-HEDDLE_PROTOCOL Crew<W> crew_for(W& w, bool few, int numbers, int classes, int chunks, Numbering& memory) {
+HEDDLE_PROTOCOL Crew crew_for(W& w, bool few, int numbers, int classes, int chunks, Numbering& memory) {
   if constexpr (W::is_warp) {
     std::int32_t* mine = few ? w.squad_array(numbers + classes + chunks * classes) : nullptr;
     if (mine != nullptr) {
       memory = {mine, mine + numbers, mine + numbers + classes};
-      return {w, true};
+      return Crew::squad;
     }
   }
-  return {w, false};
+  return Crew::team;
 }
 
 /// before[chunk, class] becomes the sum of earlier chunks, totals[class] that of all. Begins and ends with a barrier.
 template <Worker W>
-HEDDLE_PROTOCOL bool sum_chunks(const Crew<W>& crew, int chunks, int classes, const Numbering& to) {
-  W& w = crew.w;
-  if (!crew.barrier()) return false;
+HEDDLE_PROTOCOL bool sum_chunks(W& w, Crew crew, int chunks, int classes, const Numbering& to) {
+  if (!crew_barrier(w, crew)) return false;
   if constexpr (W::is_warp) {
-    w.prefix_columns(crew.index(), crew.count(), chunks, classes, to.before, to.totals);
+    w.prefix_columns(crew_index(w, crew), crew_count(w, crew), chunks, classes, to.before, to.totals);
   } else {
-    for (int c = crew.index(); c < classes; c += crew.count()) to.totals[c] = w.prefix_sums(chunks, to.before + c, classes);
+    for (int c = crew_index(w, crew); c < classes; c += crew_count(w, crew))
+      to.totals[c] = w.prefix_sums(chunks, to.before + c, classes);
   }
-  return crew.barrier();
+  return crew_barrier(w, crew);
 }
 
 /// numbers[i, class] = how many earlier items are of the class, or -1 where item i is not; totals[class] = how many are.
 /// bits(i, j): the classes [32 j, 32 j + 32) of item i. Ends with a barrier.
 template <Worker W, class Bits>
-HEDDLE_PROTOCOL bool number_sets(const Crew<W>& crew, int n, int classes, Bits bits, const Numbering& to) {
-  W& w = crew.w;
+HEDDLE_PROTOCOL bool number_sets(W& w, Crew crew, int n, int classes, Bits bits, const Numbering& to) {
   const int chunk = w.chunk(set_chunk, n);
   const int chunks = (n + chunk - 1) / chunk;
-  for (int part = crew.index(); part < chunks; part += crew.count()) {
+  for (int part = crew_index(w, crew); part < chunks; part += crew_count(w, crew)) {
     const int first = part * chunk;
     const int items = n - first < chunk ? n - first : chunk;
     w.enumerate_sets(
         items, classes, [&](int i, int j) { return bits(first + i, j); }, to.numbers + first * classes, to.before + part * classes);
   }
-  if (!sum_chunks(crew, chunks, classes, to)) return false;
+  if (!sum_chunks(w, crew, chunks, classes, to)) return false;
   if (chunks <= 1) return true;
-  for (int part = crew.index(); part < chunks; part += crew.count()) {
+  for (int part = crew_index(w, crew); part < chunks; part += crew_count(w, crew)) {
     const int first = part * chunk;
     const int items = n - first < chunk ? n - first : chunk;
     w.lanes(items * classes, [&](int i) {
@@ -87,14 +92,15 @@ HEDDLE_PROTOCOL bool number_sets(const Crew<W>& crew, int n, int classes, Bits b
       if (number >= 0) number += to.before[part * classes + i % classes];
     });
   }
-  return crew.barrier();
+  return crew_barrier(w, crew);
 }
 
 /// Items that one worker numbers by class.
 template <Worker W>
-HEDDLE_PROTOCOL int kinds_chunk(const W& w, bool squad, int n) {
+HEDDLE_PROTOCOL int kinds_chunk(const W& w, Crew crew, int n) {
   if constexpr (W::is_warp) {
-    if (squad) return set_chunk * ((n + set_chunk * w.squad_count() - 1) / (set_chunk * w.squad_count()) + (n == 0 ? 1 : 0));
+    if (crew == Crew::squad)
+      return set_chunk * ((n + set_chunk * w.squad_count() - 1) / (set_chunk * w.squad_count()) + (n == 0 ? 1 : 0));
   }
   return w.chunk(kind_chunk, n);
 }
@@ -102,19 +108,18 @@ HEDDLE_PROTOCOL int kinds_chunk(const W& w, bool squad, int n) {
 /// numbers[i] = how many earlier items are of item i's class; totals[class] = how many are. class_of(i) < 0: of none.
 /// Ends with a barrier.
 template <Worker W, class ClassOf>
-HEDDLE_PROTOCOL bool number_kinds(const Crew<W>& crew, int n, int classes, ClassOf class_of, const Numbering& to) {
-  W& w = crew.w;
-  const int chunk = kinds_chunk(w, crew.squad, n);
+HEDDLE_PROTOCOL bool number_kinds(W& w, Crew crew, int n, int classes, ClassOf class_of, const Numbering& to) {
+  const int chunk = kinds_chunk(w, crew, n);
   const int chunks = (n + chunk - 1) / chunk;
-  for (int part = crew.index(); part < chunks; part += crew.count()) {
+  for (int part = crew_index(w, crew); part < chunks; part += crew_count(w, crew)) {
     const int first = part * chunk;
     const int items = n - first < chunk ? n - first : chunk;
     w.enumerate_kinds(
         items, classes, [&](int i) { return class_of(first + i); }, to.numbers + first, to.before + part * classes);
   }
-  if (!sum_chunks(crew, chunks, classes, to)) return false;
+  if (!sum_chunks(w, crew, chunks, classes, to)) return false;
   if (chunks <= 1) return true;
-  for (int part = crew.index(); part < chunks; part += crew.count()) {
+  for (int part = crew_index(w, crew); part < chunks; part += crew_count(w, crew)) {
     const int first = part * chunk;
     const int items = n - first < chunk ? n - first : chunk;
     w.lanes(items, [&](int i) {
@@ -122,7 +127,7 @@ HEDDLE_PROTOCOL bool number_kinds(const Crew<W>& crew, int n, int classes, Class
       if (c >= 0) to.numbers[first + i] += to.before[part * classes + c];
     });
   }
-  return crew.barrier();
+  return crew_barrier(w, crew);
 }
 
 }  // namespace heddle

@@ -39,7 +39,11 @@ struct PlacementView {
   int experts = 0;
 
   /// The rank of a choice; -1 for none. On GPUs ids are checked while others already look at them.
-  HEDDLE_HOST_DEVICE int rank_of_choice(std::int32_t id) const { return id >= 0 && id < experts ? rank_of[id] : -1; }
+  HEDDLE_HOST_DEVICE int rank_of_choice(std::int32_t id) const {
+    const bool some = id >= 0 && id < experts;
+    const int rank = rank_of[some ? id : 0];
+    return some ? rank : -1;
+  }
   /// A choice as `rank` sees it: its local expert, or -1.
   HEDDLE_HOST_DEVICE std::int32_t local_id(std::int32_t id, int rank) const {
     return rank_of_choice(id) == rank ? local_index[id] : -1;
@@ -67,14 +71,14 @@ HEDDLE_PROTOCOL LiveShare live_share(const W& w) {
 /// of the words that `peer` writes. tell() ends a sending half, value(peer) is what the peer is told.
 template <Worker W, class WordOf, class Value>
 HEDDLE_PROTOCOL void tell(W& w, WordOf word_of, Value value) {
-  const HeapView& heap = w.heap();
+  const HeapView heap = w.heap();
   const auto word = [&](int d) { return w.live(d) ? heap.template at<Word>(d, word_of(heap.rank)) : nullptr; };
   announce(w, heap.ranks, word, value);
 }
 /// The same where there is nothing to do before: nobody is waited for.
 template <Worker W, class WordOf, class Value>
 HEDDLE_PROTOCOL void tell_at_once(W& w, WordOf word_of, Value value) {
-  const HeapView& heap = w.heap();
+  const HeapView heap = w.heap();
   const auto word = [&](int d) { return w.live(d) ? heap.template at<Word>(d, word_of(heap.rank)) : nullptr; };
   if (w.index() == 0) announce_alone(w, heap.ranks, word, value);
 }
@@ -82,7 +86,7 @@ HEDDLE_PROTOCOL void tell_at_once(W& w, WordOf word_of, Value value) {
 /// [ranks]. Null on abort.
 template <Worker W, class WordOf>
 HEDDLE_PROTOCOL const std::int32_t* hear(W& w, WordOf word_of, WordKind kind, std::int32_t* values) {
-  const HeapView& heap = w.heap();
+  const HeapView heap = w.heap();
   const auto word = [&](int s) { return w.live(s) ? heap.template mine<const Word>(word_of(s)) : nullptr; };
   const std::int32_t* seen = nullptr;
   const bool heard = hear_each(
@@ -96,7 +100,7 @@ HEDDLE_PROTOCOL const std::int32_t* hear(W& w, WordOf word_of, WordKind kind, st
 /// The same where only that they told something matters.
 template <Worker W, class WordOf>
 HEDDLE_PROTOCOL bool hear_all(W& w, WordOf word_of, WordKind kind) {
-  const HeapView& heap = w.heap();
+  const HeapView heap = w.heap();
   const auto word = [&](int s) { return w.live(s) ? heap.template mine<const Word>(word_of(s)) : nullptr; };
   return hear_each(
       w, heap.ranks, word,
@@ -111,6 +115,33 @@ struct RankNumbers {
   const std::int32_t* counts = nullptr;  ///< [ranks]: rows to each rank
 };
 
+/// The ranks [32 word, 32 word + 32) that a token has experts on, a bit each. Four choices are looked up together.
+HEDDLE_HOST_DEVICE inline std::uint32_t ranks_of_token(const PlacementView& placement, const std::int32_t* ids, int topk,
+                                                       int word) {
+  constexpr int ahead = 4;
+  std::uint32_t found = 0;
+  for (int first = 0; first < topk; first += ahead) {
+    std::int32_t some[ahead];
+    int ranks[ahead];
+    for (int j = 0; j < ahead; ++j) some[j] = first + j < topk ? ids[first + j] : -1;
+    for (int j = 0; j < ahead; ++j) ranks[j] = placement.rank_of_choice(some[j]);
+    for (int j = 0; j < ahead; ++j) {
+      const int bit = ranks[j] - 32 * word;
+      found |= bit >= 0 && bit < 32 ? 1u << bit : 0u;
+    }
+  }
+  return found;
+}
+
+/// The live ones of ranks [32 word, 32 word + 32), a bit each.
+template <Worker W>
+HEDDLE_PROTOCOL std::uint32_t live_bits(const W& w, int word) {
+  if (w.all_live()) return ~0u;
+  std::uint32_t bits = 0;
+  for (int rank = 32 * word; rank < w.heap().ranks && rank < 32 * word + 32; ++rank) bits |= w.live(rank) ? 1u << (rank % 32) : 0u;
+  return bits;
+}
+
 /// Numbers the rows to every rank; dead ranks get none. `ordinary` is where later halves find the slots: numbers
 /// [tokens, ranks], totals [ranks], before [chunks of tokens, ranks]. Ends with a barrier.
 template <Worker W>
@@ -119,18 +150,14 @@ HEDDLE_PROTOCOL bool number_rows_by_rank(W& w, const SendInput& input, const Pla
   const int ranks = w.heap().ranks;
   const int chunk = w.chunk(set_chunk, input.tokens);
   Numbering to = ordinary;
-  const Crew<W> crew = crew_for(w, input.tokens <= few_sets, input.tokens * ranks, ranks, (input.tokens + chunk - 1) / chunk, to);
+  const Crew crew = crew_for(w, input.tokens <= few_sets, input.tokens * ranks, ranks, (input.tokens + chunk - 1) / chunk, to);
   const auto bits = [&](int token, int word) {
-    std::uint32_t found = 0;
-    for (int choice = 0; choice < input.topk; ++choice) {
-      const int rank = placement.rank_of_choice(input.ids[token * input.topk + choice]);
-      if (rank >= 0 && rank / 32 == word && w.live(rank)) found |= 1u << (rank % 32);
-    }
-    return found;
+    return ranks_of_token(placement, input.ids + static_cast<std::ptrdiff_t>(token) * input.topk, input.topk, word) &
+           live_bits(w, word);
   };
-  if (!number_sets(crew, input.tokens, ranks, bits, to)) return false;
+  if (!number_sets(w, crew, input.tokens, ranks, bits, to)) return false;
   rows = {to.numbers, to.totals};
-  if (crew.squad && w.first_squad()) {
+  if (crew == Crew::squad && w.first_squad()) {
     for (int part = w.squad_index(); part * 32 < input.tokens * ranks; part += w.squad_count()) {
       const int first = part * 32;
       const int items = input.tokens * ranks - first < 32 ? input.tokens * ranks - first : 32;

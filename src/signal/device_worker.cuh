@@ -55,6 +55,7 @@ class DeviceWorker : public WarpNumbers {
   __device__ int count() const { return static_cast<int>(gridDim.x) * squad_count(); }
   __device__ const HeapView& heap() const { return heap_; }
   __device__ std::uint32_t epoch() const { return epoch_; }
+  __device__ bool all_live() const { return all_live_; }
   __device__ bool live(int rank) const { return all_live_ || team_.settings->live[rank] != 0; }
 
   /// The abort word as this launch found it; waits look at it anew.
@@ -175,9 +176,10 @@ class DeviceWorker : public WarpNumbers {
   }
   /// Pieces are 512 values at least.
   __device__ int part_bits(int rows, int hidden) const {
-    int bits = 0;
-    while (rows << (bits + 1) <= count() && row_piece_values << (bits + 1) <= hidden) ++bits;
-    return bits;
+    // Powers of two: of workers at most as many as there are, of rows at least.
+    const int workers_a_row = 31 - __clz(count()) - bits_of(rows);
+    const int pieces = 31 - __clz(hidden / row_piece_values);
+    return max(0, min(workers_a_row, pieces));
   }
 
   // --- Memory of the squad ---

@@ -45,6 +45,7 @@ class HostWorker : public OneLane<HostWorker> {
   int count() const { return team_.count; }
   const HeapView& heap() const { return team_.heap; }
   std::uint32_t epoch() const { return epoch_; }
+  bool all_live() const { return team_.live == nullptr; }
   bool live(int rank) const { return team_.live == nullptr || (*team_.live)[static_cast<std::size_t>(rank)]; }
   /// Begins a part of a call: takes its epoch.
   void start(CallPart part);

@@ -75,7 +75,7 @@ struct LastTerm {
 //   w.first_squad()            is this the squad that leaves behind what later halves need?
 //   w.heap()                   the HeapView
 //   w.epoch()                  the tag of this call's words
-//   w.live(rank)               false for a masked (dead) rank
+//   w.live(rank)               false for a masked (dead) rank; w.all_live(): surely none is
 //   w.begin()                  first verb of every half: false if the abort word stands
 //   w.read(p), w.write(p, v)   one plain value of 4 or 8 bytes in the heap, ordered only by publish and acquire
 //   w.copy_row(to, from, fmt)  a wire row; w.copy_bytes(to, from, n): anything else, n a multiple

@@ -26,6 +26,7 @@ class ExplorerWorker : public OneLane<ExplorerWorker> {
   int count() const { return machine_.team_size(); }
   const HeapView& heap() const { return heap_; }
   std::uint32_t epoch() const { return epoch_; }
+  bool all_live() const { return false; }
   bool live(int rank) const { return machine_.live(rank); }
 
   bool begin();

@@ -19,7 +19,7 @@ template <Worker W>
 HEDDLE_PROTOCOL bool elastic_send(W& w, const ElasticLayout& layout, const SendInput& input, const PlacementView& placement,
                                   const ElasticScratch& scratch) {
   if (!w.begin()) return false;
-  const HeapView& heap = w.heap();
+  const HeapView heap = w.heap();
   RankNumbers rows;
   if (!number_rows_by_rank(w, input, placement, scratch.sent, rows)) return false;
   const int bits = w.part_bits(input.tokens, layout.wire.hidden);
@@ -66,7 +66,7 @@ template <Worker W>
 HEDDLE_PROTOCOL bool elastic_list(W& w, const ElasticLayout& layout, const std::int32_t* arrived, int n, int room,
                                   const PlacementView& placement, const ElasticScratch& scratch) {
   if (!w.begin()) return false;
-  const HeapView& heap = w.heap();
+  const HeapView heap = w.heap();
   const auto routing_of = [&](int i) {
     return i < n ? heap.template mine<std::byte>(layout.routing(arrived_row_number(layout, arrived, i))) : nullptr;
   };
@@ -81,7 +81,7 @@ HEDDLE_PROTOCOL bool elastic_list(W& w, const ElasticLayout& layout, const std::
 /// Second part, in arrival order: rows [n] in wire format into ordinary memory.
 template <Worker W>
 HEDDLE_PROTOCOL void elastic_copy_out(W& w, const ElasticLayout& layout, const std::int32_t* arrived, int n, std::byte* rows) {
-  const HeapView& heap = w.heap();
+  const HeapView heap = w.heap();
   const int bits = w.part_bits(n, layout.wire.hidden);
   for (int item = w.index(); item < n << bits; item += w.count()) {
     const int i = row_of(item, bits);
@@ -96,7 +96,7 @@ HEDDLE_PROTOCOL void elastic_copy_out(W& w, const ElasticLayout& layout, const s
 template <Worker W>
 HEDDLE_PROTOCOL bool elastic_expand(W& w, const ElasticLayout& layout, const std::int32_t* arrived, int n,
                                     const PlacementView& placement, const ElasticScratch& scratch, const ExpertLayout& to) {
-  const HeapView& heap = w.heap();
+  const HeapView heap = w.heap();
   const int k = layout.shape.topk;
   const auto routing_of = [&](int i) {
     return heap.template mine<const std::int32_t>(layout.routing(arrived_row_number(layout, arrived, i)));
@@ -147,7 +147,7 @@ template <Worker W>
 HEDDLE_PROTOCOL bool elastic_return(W& w, const ElasticLayout& layout, const ElasticResults& results,
                                     const ElasticScratch& scratch) {
   if (!w.begin()) return false;
-  const HeapView& heap = w.heap();
+  const HeapView heap = w.heap();
   const int ranks = heap.ranks;
   const int topk = layout.shape.topk;
   const auto hidden = static_cast<std::size_t>(layout.returned.hidden);
@@ -179,7 +179,7 @@ template <Worker W>
 HEDDLE_PROTOCOL bool elastic_collect(W& w, const ElasticLayout& layout, const SendInput& input, const PlacementView& placement,
                                      const ElasticScratch& scratch, bool weighted, const SharedRows& shared, bf16* out) {
   if (!w.begin()) return false;
-  const HeapView& heap = w.heap();
+  const HeapView heap = w.heap();
   if (!hear_all(
           w, [&](int peer) { return layout.returned_word(peer); }, WordKind::elastic_returned))
     return false;

@@ -34,7 +34,7 @@ HEDDLE_PROTOCOL void gather_write_record(W& w, const GatherLayout& layout, const
 template <Worker W>
 HEDDLE_PROTOCOL bool gather_send(W& w, const GatherLayout& layout, std::size_t first, const SendInput& input) {
   if (!w.begin()) return false;
-  const HeapView& heap = w.heap();
+  const HeapView heap = w.heap();
   const int bits = w.part_bits(input.tokens, layout.wire.hidden);
   for (int item = w.index(); item < input.tokens << bits; item += w.count()) {
     const int token = row_of(item, bits);
@@ -60,7 +60,7 @@ template <Worker W>
 HEDDLE_PROTOCOL bool gather_all_reduce(W& w, const GatherLayout& layout, std::size_t rows, std::size_t first,
                                        const SendInput& input, const std::byte* zeros, std::byte* sum) {
   if (!w.begin()) return false;
-  const HeapView& heap = w.heap();
+  const HeapView heap = w.heap();
   const auto stride = static_cast<std::size_t>(w.count());
   for (auto row = static_cast<std::size_t>(w.index()); row < rows; row += stride) {
     auto* own = heap.mine<std::byte>(layout.own_record(row));
@@ -117,7 +117,7 @@ HEDDLE_PROTOCOL void gather_list(W& w, const GatherLayout& layout, int rows, con
 template <Worker W>
 HEDDLE_PROTOCOL bool gather_offer(W& w, const GatherLayout& layout, int rows, const bf16* results) {
   if (!w.begin()) return false;
-  const HeapView& heap = w.heap();
+  const HeapView heap = w.heap();
   const auto word = [&](int peer) { return layout.partial_word(peer); };
   const auto yes = [](int) { return 1; };
   if (results == heap.mine<bf16>(layout.partial(0))) {
@@ -140,7 +140,7 @@ template <Worker W>
 HEDDLE_PROTOCOL bool gather_pull(W& w, const GatherLayout& layout, std::size_t first, int rows, const SharedRows& shared,
                                  bf16* out) {
   if (!w.begin()) return false;
-  const HeapView& heap = w.heap();
+  const HeapView heap = w.heap();
   if (!hear_all(
           w, [&](int peer) { return layout.partial_word(peer); }, WordKind::gather_partial))
     return false;

@@ -24,7 +24,7 @@ template <Worker W>
 HEDDLE_PROTOCOL void low_latency_write_counts(W& w, const LowLatencyLayout& layout, const PlacementView& placement,
                                               const std::int32_t* sent) {
   if (!w.first_squad() || w.squad_index() != 0) return;
-  const HeapView& heap = w.heap();
+  const HeapView heap = w.heap();
   const auto count = [&](int e) {
     const int d = placement.rank_of[e];
     return w.live(d) ? heap.at<std::int32_t>(d, layout.count(placement.local_index[e], heap.rank)) : nullptr;
@@ -36,18 +36,18 @@ template <Worker W>
 HEDDLE_PROTOCOL bool low_latency_send(W& w, const LowLatencyLayout& layout, const SendInput& input, const PlacementView& placement,
                                       const LowLatencyScratch& scratch) {
   if (!w.begin()) return false;
-  const HeapView& heap = w.heap();
+  const HeapView heap = w.heap();
   const int topk = input.topk;
   const int pairs = input.tokens * topk;
   const int experts = layout.shape.experts;
-  const int chunk = kinds_chunk(w, true, pairs);
+  const int chunk = kinds_chunk(w, Crew::squad, pairs);
   Numbering sent = scratch.sent;
-  const Crew<W> crew = crew_for(w, pairs <= few_kinds, pairs, experts, (pairs + chunk - 1) / chunk, sent);
+  const Crew crew = crew_for(w, pairs <= few_kinds, pairs, experts, (pairs + chunk - 1) / chunk, sent);
   const auto expert_of = [&](int pair) {
     const std::int32_t id = input.ids[pair];
     return id < experts ? id : -1;
   };
-  if (!number_kinds(crew, pairs, experts, expert_of, sent)) return false;
+  if (!number_kinds(w, crew, pairs, experts, expert_of, sent)) return false;
   low_latency_write_counts(w, layout, placement, sent.totals);
   const int bits = w.part_bits(input.tokens, layout.wire.hidden);
   for (int item = w.index(); item < input.tokens << bits; item += w.count()) {
@@ -80,7 +80,7 @@ template <Worker W>
 HEDDLE_PROTOCOL const std::int32_t* low_latency_hear(W& w, const LowLatencyLayout& layout, int local_experts,
                                                      const LowLatencyScratch& scratch) {
   if (!w.begin()) return nullptr;
-  const HeapView& heap = w.heap();
+  const HeapView heap = w.heap();
   if (!hear_all(
           w, [&](int peer) { return layout.arrived_word(peer); }, WordKind::low_latency_arrived))
     return nullptr;
@@ -95,7 +95,7 @@ HEDDLE_PROTOCOL const std::int32_t* low_latency_hear(W& w, const LowLatencyLayou
 template <Worker W>
 HEDDLE_PROTOCOL void low_latency_pack(W& w, const LowLatencyLayout& layout, int local_experts, const std::int32_t* arrived,
                                       const LowLatencyScratch& scratch) {
-  const HeapView& heap = w.heap();
+  const HeapView heap = w.heap();
   const int ranks = heap.ranks;
   const int rows = w.sum_values(local_experts * ranks, arrived);
   const int bits = w.part_bits(rows, layout.wire.hidden);
@@ -126,7 +126,7 @@ template <Worker W>
 HEDDLE_PROTOCOL bool low_latency_return(W& w, const LowLatencyLayout& layout, int local_experts, const bf16* results,
                                         const LowLatencyScratch& scratch) {
   if (!w.begin()) return false;
-  const HeapView& heap = w.heap();
+  const HeapView heap = w.heap();
   const int ranks = heap.ranks;
   const int rows = w.sum_values(local_experts, scratch.counts);
   const int bits = w.part_bits(rows, layout.returned.hidden);
@@ -148,7 +148,7 @@ template <Worker W>
 HEDDLE_PROTOCOL bool low_latency_collect(W& w, const LowLatencyLayout& layout, const SendInput& input,
                                          const PlacementView& placement, bool weighted, const SharedRows& shared, bf16* out) {
   if (!w.begin()) return false;
-  const HeapView& heap = w.heap();
+  const HeapView heap = w.heap();
   if (!hear_all(
           w, [&](int peer) { return layout.returned_word(peer); }, WordKind::low_latency_returned))
     return false;

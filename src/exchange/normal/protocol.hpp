@@ -152,7 +152,7 @@ HEDDLE_PROTOCOL bool normal_dispatch(W& w, const NormalLayout& layout, const Sen
                                      const NormalScratch& scratch, const std::int32_t* firsts, std::byte* rows,
                                      const ArrivedRouting& routing) {
   if (!w.begin()) return false;
-  const HeapView& heap = w.heap();
+  const HeapView heap = w.heap();
   const auto push = [&](int d, std::uint32_t number, NormalProgress& progress) {
     while (scratch.sent.numbers[progress.cursor * heap.ranks + d] < 0) ++progress.cursor;
     const std::int32_t token = progress.cursor++;
@@ -177,7 +177,7 @@ template <Worker W>
 HEDDLE_PROTOCOL bool normal_return(W& w, const NormalLayout& layout, const NormalScratch& scratch, const std::int32_t* firsts,
                                    const bf16* sums, const std::int32_t* returned_firsts, std::byte* returned) {
   if (!w.begin()) return false;
-  const HeapView& heap = w.heap();
+  const HeapView heap = w.heap();
   const auto push = [&](int home, std::uint32_t number, NormalProgress&) {
     const std::size_t i = static_cast<std::size_t>(firsts[home]) + number;
     const auto to = [&](int) { return heap.at<std::byte>(home, layout.result(heap.rank, number)); };

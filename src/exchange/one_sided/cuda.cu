@@ -15,7 +15,8 @@ __device__ OneSidedScratch scratch_of(const OneSidedCall& call) {
   OneSidedScratch scratch = call.scratch;
   scratch.sent = of_this_rank(scratch.sent, call);
   scratch.arrived = of_this_rank(scratch.arrived, call);
-  for (int p = 0; p < call.layout.extra_payloads; ++p) scratch.extra[p] = call.ranks[blockIdx.y].input.extra[p];
+#pragma unroll
+  for (int p = 0; p < OneSidedLayout::max_extra_payloads; ++p) scratch.extra[p] = call.ranks[blockIdx.y].input.extra[p];
   return scratch;
 }
 

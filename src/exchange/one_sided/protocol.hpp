@@ -18,7 +18,7 @@ template <Worker W>
 HEDDLE_PROTOCOL bool one_sided_send(W& w, const OneSidedLayout& layout, int block_rows, const SendInput& input,
                                     const PlacementView& placement, const OneSidedScratch& scratch) {
   if (!w.begin()) return false;
-  const HeapView& heap = w.heap();
+  const HeapView heap = w.heap();
   RankNumbers rows;
   if (!number_rows_by_rank(w, input, placement, scratch.sent, rows)) return false;
   const int bits = w.part_bits(input.tokens, layout.wire.hidden);
@@ -63,7 +63,7 @@ HEDDLE_PROTOCOL const std::int32_t* one_sided_receive(W& w, const OneSidedLayout
 template <Worker W>
 HEDDLE_PROTOCOL void one_sided_list(W& w, const OneSidedLayout& layout, int block_rows, const PlacementView& placement,
                                     const std::int32_t* arrived, const ArrivedRouting& routing) {
-  const HeapView& heap = w.heap();
+  const HeapView heap = w.heap();
   const auto routing_of = [&](int row) {
     int source = 0;
     int slot = row;
@@ -80,7 +80,7 @@ template <Worker W>
 HEDDLE_PROTOCOL bool one_sided_offer(W& w, const OneSidedLayout& layout, int block_rows, const bf16* results,
                                      const OneSidedScratch& scratch) {
   if (!w.begin()) return false;
-  const HeapView& heap = w.heap();
+  const HeapView heap = w.heap();
   const auto ready = [&](int peer) { return layout.ready_word(peer); };
   const auto yes = [](int) { return 1; };
   if (results == heap.mine<bf16>(layout.result(0))) {
@@ -103,7 +103,7 @@ template <Worker W>
 HEDDLE_PROTOCOL bool one_sided_pull(W& w, const OneSidedLayout& layout, int block_rows, const SendInput& input,
                                     const OneSidedScratch& scratch, const SharedRows& shared, bf16* out) {
   if (!w.begin()) return false;
-  const HeapView& heap = w.heap();
+  const HeapView heap = w.heap();
   if (!hear_all(
           w, [&](int peer) { return layout.ready_word(peer); }, WordKind::one_sided_ready))
     return false;
