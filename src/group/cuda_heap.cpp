@@ -7,6 +7,7 @@
 #include "group/agreement.hpp"
 #include "group/cuda_peers.hpp"
 #include "group/cuda_probe.hpp"
+#include "group/memory.hpp"
 #include "signal/words.hpp"
 
 namespace heddle::cuda {
@@ -38,7 +39,10 @@ std::size_t largest(Group& processes, std::size_t mine, const std::string& what)
 }  // namespace
 
 AddressRange::AddressRange(std::size_t bytes, std::size_t granularity) : bytes_(bytes) {
-  check(driver().reserve(&base_, bytes, granularity, 0, 0), "cuMemAddressReserve");
+  const CUresult status = driver().reserve(&base_, bytes, granularity, 0, 0);
+  if (status == CUDA_SUCCESS) return;
+  throw InputError(fmt::format("no addresses for a heap of {} over all ranks (CUDA driver error {})", describe_bytes(bytes),
+                               static_cast<int>(status)));
 }
 
 AddressRange::~AddressRange() {

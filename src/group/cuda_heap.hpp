@@ -3,6 +3,7 @@
 // memory.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "group/cuda_driver.hpp"
@@ -14,6 +15,7 @@ namespace heddle::cuda {
 /// Reserved addresses and what is mapped into them; unmapped and given back at the end.
 class AddressRange {
  public:
+  /// Throws InputError where there are not as many addresses.
   AddressRange(std::size_t bytes, std::size_t granularity);
   ~AddressRange();
   AddressRange(const AddressRange&) = delete;

@@ -107,9 +107,10 @@ void DeviceWorkspace::Impl::read_aborts() {
   for (std::size_t gpu = 0; gpu < map.gpus; ++gpu) {
     const cuda::DeviceScope scope(map.own(gpu).device);
     const HeapView view = heap->view(gpu);
-    check(cudaMemcpy2DAsync(aborts + view.rank, sizeof(Word), &view.mine<HeapHeader>(0)->abort, view.stride, sizeof(Word),
-                            static_cast<std::size_t>(map.own(gpu).ranks), cudaMemcpyDeviceToHost, own[gpu].stream),
-          "reading of abort words");
+    for (int rank = view.rank; rank < view.rank + map.own(gpu).ranks; ++rank) {
+      const Word* word = &view.at<HeapHeader>(rank, 0)->abort;
+      check(cudaMemcpyAsync(aborts + rank, word, sizeof(Word), cudaMemcpyDeviceToHost, own[gpu].stream), "reading of abort words");
+    }
   }
   for (const OwnGpu& here : own) check(cudaStreamSynchronize(here.stream), "reading of abort words");
 }
