@@ -91,6 +91,12 @@ TEST(Meeting, ItsEndWakesWhoWaits) {
     }
   });
   EXPECT_LT(std::chrono::steady_clock::now() - since, milliseconds(30000));
+  meeting.begin_again();
+  std::atomic<int> works = 0;
+  run_members(2, [&](int rank) {
+    for (int round = 0; round < 3; ++round) meeting.meet(rank, "test", [&works] { ++works; });
+  });
+  EXPECT_EQ(works, 3);
 }
 
 /// Counted from ids, through text, they are what the host engine's own tables say.

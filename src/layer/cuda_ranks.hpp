@@ -33,6 +33,8 @@ class DeviceRanks {
   void meet(int rank, const std::string& what);
   /// Nobody shall wait for this rank any more, neither a thread here nor a kernel anywhere.
   void give_up(int rank, WordKind why, std::uint64_t expected, std::uint64_t seen);
+  /// After a fault and a reset of the workspace, when no rank is inside a call: layers may be called again.
+  void begin_again() { meeting_.begin_again(); }
   /// By the exchange, on all GPUs of this process so far.
   std::uint64_t kernels_launched() const { return kernels_launched_; }
 

@@ -57,4 +57,11 @@ void Meeting::end(const std::exception_ptr& error) {
   changed_.notify_all();
 }
 
+void Meeting::begin_again() {
+  const std::lock_guard lock(mutex_);
+  over_ = nullptr;
+  came_ = 0;
+  std::fill(here_.begin(), here_.end(), false);
+}
+
 }  // namespace heddle

@@ -26,6 +26,9 @@ class Meeting {
   /// Ends the meeting from outside: all who wait for a member, and all who come later, throw `error`. The first one stays.
   void end(const std::exception_ptr& error);
 
+  /// After its end, when no member is inside: members meet anew.
+  void begin_again();
+
  private:
   bool complete() const { return came_ == here_.size(); }
   void work_for_all(std::unique_lock<std::mutex>& lock, const std::function<void()>& work);

@@ -139,7 +139,8 @@ TEST(LayerGpu, EveryWayAndRunner) {
   }
 }
 
-// A rank refuses its batch: it gets the InputError, all others its fault at once, no thread and no kernel waits.
+// A rank refuses its batch: it gets the InputError, all others its fault at once, no thread and no kernel waits. After a
+// reset the next calls are right.
 TEST(LayerGpu, ARefusedBatchEndsAllCalls) {
   SKIP_WITHOUT_GPU();
   for (std::uint64_t way = 0; way < std::size(all_routes); ++way) {
@@ -148,6 +149,7 @@ TEST(LayerGpu, ARefusedBatchEndsAllCalls) {
     c.options.cpu_sync = false;
     c.options.cap = 9;
     c.tokens = {3, 3, 3, 3};
+    c.placement = Placement::contiguous(c.layer.shape.experts, 4);
     SCOPED_TRACE(text_of(c));
     SyntheticLayer layer(c.layer);
     const LayerSource source = source_of(layer, c);
@@ -171,6 +173,14 @@ TEST(LayerGpu, ARefusedBatchEndsAllCalls) {
           << "rank " << rank << " should say \"" << part << "\": " << errors[rank];
     }
     EXPECT_THROW(workspace.throw_if_aborted(), FaultError);
+    workspace.reset();
+    ranks.begin_again();
+    const std::vector<bf16> want = run_layer(source, c, tokens).outputs;
+    const auto later = run_threads(ranks, [&](int rank) {
+      MoeLayer own(ranks.seat(rank), LayerWeights::load(source, c.placement, rank), c.options);
+      EXPECT_EQ(different_bits(call(c, own, tokens, rank), part_of(c, want, rank)), 0u) << "rank " << rank << " after the reset";
+    });
+    EXPECT_EQ(later, std::vector<std::string>(4)) << "errors of ranks after the reset";
   }
 }
 
