@@ -19,6 +19,18 @@ constexpr Word being_written = ~Word{0};  // an abort word between the claim and
 
 Word load(Word& word) { return std::atomic_ref<Word>(word).load(std::memory_order_acquire); }
 
+/// While this lives the calling thread may wait for streams of the workspace though another stream of it is being captured.
+class CaptureAside {
+ public:
+  CaptureAside() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~CaptureAside() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  CaptureAside(const CaptureAside&) = delete;
+  CaptureAside& operator=(const CaptureAside&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 template <class T>
 void allocate_pinned(T*& to, std::size_t count) {
   check(cudaHostAlloc(reinterpret_cast<void**>(&to), sizeof(T) * count, cudaHostAllocPortable | cudaHostAllocMapped),
@@ -132,6 +144,7 @@ void DeviceWorkspace::Impl::read_record(int rank) {
 void DeviceWorkspace::Impl::hear_of_others() {
   if (map.gpus == map.parts.size()) return;
   const std::lock_guard lock(hearing_);
+  const CaptureAside aside;
   read_aborts();
   const int first = map.own(0).first_rank;
   const int end = map.own(map.gpus - 1).first_rank + map.own(map.gpus - 1).ranks;

@@ -108,6 +108,42 @@ TEST(ProcessGpu, DelaysBeforeEveryVerb) {
   EXPECT_EQ(statuses, (std::vector<int>{0, 0}));
 }
 
+// A dispatch captured in each process, in the strictest mode, and replayed with other tokens and numbers of them.
+TEST(ProcessGpu, GraphsReplayWithOtherTokens) {
+  SKIP_WITHOUT_GPUS();
+  const auto statuses = run_processes(processes, [](int process) {
+    const auto group = join("graphs", process);
+    const DeviceGroupOptions mine = options_of(process, 2, true);
+    for (Case c : cases(4)) {
+      if (c.options.way == Way::normal) continue;
+      SCOPED_TRACE(testing::Message() << title(c.options) << ", process " << process);
+      c.tokens.assign(4, 9);
+      ProcessRun run(c, *group, mine);
+      cudaGraph_t graph = nullptr;
+      cudaGraphExec_t replay = nullptr;
+      check(cudaStreamBeginCapture(run.stream(), cudaStreamCaptureModeGlobal), "begin of the capture");
+      run.dispatch();
+      check(cudaStreamEndCapture(run.stream(), &graph), "end of the capture");
+      check(cudaGraphInstantiate(&replay, graph, 0), "instantiation");
+      check(cudaGraphDestroy(graph), "graph");
+      for (int round = 0; round < 6; ++round) {
+        run.bring({9, round * 7 % 10, round * 5 % 10, round * 3 % 10});  // the step's largest batch was fixed at capture
+        run.load_round(round);
+        check(cudaGraphLaunch(replay, run.stream()), "replay");
+        run.wait();
+        run.run_own_experts(nullptr);
+        run.combine();
+        run.wait();
+        run.expect_own_outputs(round, {});
+        if (testing::Test::HasFatalFailure()) return;
+      }
+      check(cudaGraphExecDestroy(replay), "graph");
+      group->barrier("end of a case");
+    }
+  });
+  EXPECT_EQ(statuses, (std::vector<int>{0, 0}));
+}
+
 // What one process sees wrong, both are told.
 TEST(ProcessGpu, DisagreementIsNamedOnEveryProcess) {
   SKIP_WITHOUT_GPUS();

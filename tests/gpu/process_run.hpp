@@ -79,6 +79,9 @@ class ProcessRun {
   DeviceWorkspace& workspace() { return workspace_; }
   int first() const { return workspace_.first_rank(0); }
   int count() const { return workspace_.ranks_on(0); }
+  cudaStream_t stream() const { return stream_; }
+  /// Other numbers of tokens from now on, on all processes alike.
+  void bring(const std::vector<int>& tokens) { case_.tokens = tokens; }
   bool owns(int rank) const { return rank >= first() && rank < first() + count(); }
 
   void load(int rank, const RankData& data) {
