@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "group/cuda_heap.hpp"
@@ -10,21 +11,41 @@
 
 namespace heddle {
 
+/// What the workspace has on one of its GPUs beside the heap.
+struct OwnGpu {
+  DeviceSettings* settings = nullptr;
+  /// Beside the streams of exchanges: what the workspace copies and launches by itself waits for none of their kernels.
+  cudaStream_t stream = nullptr;
+};
+
 struct DeviceWorkspace::Impl {
-  Impl(const DeviceGroupOptions& options, std::size_t bytes_a_rank);
+  /// `alone`: the group of one that a workspace of a single process makes for itself, or null.
+  Impl(std::unique_ptr<Group> alone, Group& processes, const DeviceGroupOptions& mine, std::size_t bytes_a_rank);
   ~Impl();
 
   /// What kernels of a GPU are given.
   /// `counters`: [ranks on the GPU] of the caller, zeroed now and at every reset.
   DeviceTeam team(std::size_t gpu, const std::shared_ptr<TeamCounters>& counters);
   void write_settings();
+  /// Gives up in the name of an own rank, so that no rank waits for it; like a kernel's own fault. Waits for a small
+  /// kernel on that rank's GPU, which needs room there.
+  void give_up(int rank, const FaultRecord& record);
+  /// Which own GPU a rank lives on; throws InputError for ranks of other processes.
+  std::size_t gpu_of(int rank) const;
+  /// Where only another process's rank gave up, no kernel here wrote a record: finds what the abort words point to and puts
+  /// it into the own ranks' places. Waits for copies, not for exchanges.
+  void hear_of_others();
 
+  std::unique_ptr<Group> alone;
+  Group& processes;
   cuda::DeviceMap map;
   std::size_t bytes;
   std::unique_ptr<cuda::Heap> heap;
-  DeviceSettings settings;                 ///< the host's copy
-  std::vector<DeviceSettings*> on_device;  ///< a GPU
-  HostFault* faults = nullptr;             ///< [ranks], pinned and mapped
+  DeviceSettings settings;      ///< the host's copy
+  std::vector<OwnGpu> own;      ///< a GPU
+  HostFault* faults = nullptr;  ///< [ranks], pinned and mapped; of own ranks
+  HostFault* heard = nullptr;   ///< one more of them, for a record of another process's rank
+  Word* aborts = nullptr;       ///< [ranks], pinned: copies of abort words
   std::vector<bool> live;
   struct Counters {
     std::size_t gpu;
@@ -33,7 +54,14 @@ struct DeviceWorkspace::Impl {
   std::vector<Counters> counters;
 
  private:
+  void make_board();
   void zero(const Counters& which) const;
+  void read_aborts();
+  void read_record(int rank);
+  void settle() const;
+  Word agree_on_epoch();
+  std::vector<bool> live_processes() const;
+  std::mutex hearing_;
   friend class DeviceWorkspace;
 };
 
