@@ -60,9 +60,8 @@ class DeviceWorkspace {
   HeapView view(std::size_t gpu) const;  ///< all ranks' parts, as that GPU's first rank sees them
   int process_of(int rank) const;        ///< the member of the host group that a rank lives in
 
-  /// The FaultError of the first own rank that gave up; where none did, but a rank of another process gave up and told an own
-  /// one, that rank's. Does not wait for exchanges. With several processes it copies the own abort words, which takes some
-  /// microseconds on a stream of its own. May be called from several threads.
+  /// The FaultError of the first own rank that gave up or left a call because of a rank that did, perhaps of another process.
+  /// Looks at host memory only. May be called from several threads.
   void throw_if_aborted() const;
   /// Longest wait of kernels from now on, also of graphs captured before. This process only.
   void set_deadline(std::chrono::nanoseconds deadline);

@@ -1,4 +1,5 @@
 #include "group/cuda_kernels.hpp"
+#include "signal/device_faults.cuh"
 #include "signal/ptx.cuh"
 
 namespace heddle::cuda {
@@ -20,29 +21,7 @@ __global__ void read_words(const Word* from, int count, Word* to) {
 }
 
 __global__ void give_up(DeviceTeam team, FaultRecord record) {
-  if (threadIdx.x != 0) return;
-  const HeapView& heap = team.heap;
-  auto* own = heap.mine<HeapHeader>(0);
-  if (ptx::compare_exchange_system(&own->abort, 0, ~Word{0}) != 0) return;  // somebody else's is the story
-  own->fault = record;
-  team.host_faults->record = record;
-  __threadfence_system();
-  ptx::store_release_system(&team.host_faults->raised, 1);
-  const Word code = static_cast<Word>(heap.rank) + 1;
-  ptx::store_release_system(&own->abort, code);
-  for (int peer = 0; peer < heap.ranks; ++peer) {
-    if (peer != heap.rank) ptx::compare_exchange_system(&heap.at<HeapHeader>(peer, 0)->abort, 0, code);
-  }
-}
-
-__global__ void read_record(HeapView heap, HostFault* to) {
-  if (threadIdx.x != 0) return;
-  const Word code = ptx::load_acquire_system(&heap.mine<HeapHeader>(0)->abort);
-  if (code == 0 || code > static_cast<Word>(heap.ranks)) return;
-  const volatile auto* bytes = heap.at<volatile unsigned char>(static_cast<int>(code - 1), offsetof(HeapHeader, fault));
-  for (std::size_t i = 0; i < sizeof(FaultRecord); ++i) reinterpret_cast<unsigned char*>(&to->record)[i] = bytes[i];
-  __threadfence_system();
-  ptx::store_release_system(&to->raised, 1);
+  if (threadIdx.x == 0) heddle::give_up(team, team.heap.rank, record.name, record.expected, record.seen);
 }
 
 template <class... Parameters, class... Arguments>
@@ -56,8 +35,7 @@ cudaError_t launch(void (*kernel)(Parameters...), cudaStream_t stream, Arguments
 cudaError_t load_small_kernels() {
   cudaFuncAttributes attributes{};
   for (const void* kernel : {reinterpret_cast<const void*>(write_word), reinterpret_cast<const void*>(add_to_word),
-                             reinterpret_cast<const void*>(read_words), reinterpret_cast<const void*>(give_up),
-                             reinterpret_cast<const void*>(read_record)}) {
+                             reinterpret_cast<const void*>(read_words), reinterpret_cast<const void*>(give_up)}) {
     const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
     if (status != cudaSuccess) return status;
   }
@@ -71,9 +49,6 @@ cudaError_t launch_read(const Word* from, int count, Word* to, cudaStream_t stre
 }
 cudaError_t launch_give_up(const DeviceTeam& team, const FaultRecord& record, cudaStream_t stream) {
   return launch(give_up, stream, team, record);
-}
-cudaError_t launch_read_record(const HeapView& heap, HostFault* to, cudaStream_t stream) {
-  return launch(read_record, stream, heap, to);
 }
 
 }  // namespace heddle::cuda

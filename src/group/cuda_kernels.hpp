@@ -1,5 +1,5 @@
-// The small kernels that a workspace runs by itself: the test of a new heap, giving up in a rank's name, and reading what
-// another process's rank left when it gave up. Each is one warp and waits for nothing.
+// The small kernels that a workspace runs by itself: the test of a new heap, and giving up in a rank's name. Each is one
+// warp and waits for nothing.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,7 +21,5 @@ cudaError_t launch_read(const Word* from, int count, Word* to, cudaStream_t stre
 
 /// Gives up as team.heap.rank, as DeviceWorker::fail does: the record, for the host as well, then every rank's abort word.
 cudaError_t launch_give_up(const DeviceTeam& team, const FaultRecord& record, cudaStream_t stream);
-/// The record that the abort word of heap.rank points to, into `to` in mapped host memory; raised: 1 where there was one.
-cudaError_t launch_read_record(const HeapView& heap, HostFault* to, cudaStream_t stream);
 
 }  // namespace heddle::cuda

@@ -15,21 +15,7 @@ using cuda::check;
 
 namespace {
 
-constexpr Word being_written = ~Word{0};  // an abort word between the claim and the record
-
 Word load(Word& word) { return std::atomic_ref<Word>(word).load(std::memory_order_acquire); }
-
-/// While this lives the calling thread may wait for streams of the workspace though another stream of it is being captured.
-class CaptureAside {
- public:
-  CaptureAside() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  ~CaptureAside() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  CaptureAside(const CaptureAside&) = delete;
-  CaptureAside& operator=(const CaptureAside&) = delete;
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
 
 template <class T>
 void allocate_pinned(T*& to, std::size_t count) {
@@ -54,9 +40,7 @@ DeviceWorkspace::Impl::Impl(std::unique_ptr<Group> alone_group, Group& group, co
 }
 
 void DeviceWorkspace::Impl::make_board() {
-  allocate_pinned(faults, live.size() + 1);
-  heard = faults + live.size();
-  allocate_pinned(aborts, live.size());
+  allocate_pinned(faults, live.size());
   for (std::size_t gpu = 0; gpu < map.gpus; ++gpu) {
     const cuda::DeviceScope scope(map.own(gpu).device);
     OwnGpu& here = own.emplace_back();
@@ -74,7 +58,6 @@ DeviceWorkspace::Impl::~Impl() {
     cudaFree(own[gpu].settings);
   }
   cudaFreeHost(faults);
-  cudaFreeHost(aborts);
 }
 
 void DeviceWorkspace::Impl::write_settings() {
@@ -114,48 +97,6 @@ void DeviceWorkspace::Impl::give_up(int rank, const FaultRecord& record) {
   team.heap.rank = rank;
   check(cuda::launch_give_up(team, record, own[gpu].stream), "giving up");
   check(cudaStreamSynchronize(own[gpu].stream), "giving up");
-}
-
-void DeviceWorkspace::Impl::read_aborts() {
-  for (std::size_t gpu = 0; gpu < map.gpus; ++gpu) {
-    const cuda::DeviceScope scope(map.own(gpu).device);
-    const HeapView view = heap->view(gpu);
-    for (int rank = view.rank; rank < view.rank + map.own(gpu).ranks; ++rank) {
-      const Word* word = &view.at<HeapHeader>(rank, 0)->abort;
-      check(cudaMemcpyAsync(aborts + rank, word, sizeof(Word), cudaMemcpyDeviceToHost, own[gpu].stream), "reading of abort words");
-    }
-  }
-  for (const OwnGpu& here : own) check(cudaStreamSynchronize(here.stream), "reading of abort words");
-}
-
-/// By a kernel: the record may lie on a GPU that this process does not see and so cannot name in a copy.
-void DeviceWorkspace::Impl::read_record(int rank) {
-  const std::size_t gpu = gpu_of(rank);
-  const cuda::DeviceScope scope(map.own(gpu).device);
-  HeapView view = heap->view(gpu);
-  view.rank = rank;
-  *heard = {};
-  check(cuda::launch_read_record(view, heard, own[gpu].stream), "reading of a fault record");
-  check(cudaStreamSynchronize(own[gpu].stream), "reading of a fault record");
-  if (load(heard->raised) == 0) return;
-  faults[rank].record = heard->record;
-  std::atomic_ref<Word>(faults[rank].raised).store(1, std::memory_order_release);
-}
-
-void DeviceWorkspace::Impl::hear_of_others() {
-  if (map.gpus == map.parts.size()) return;
-  const std::lock_guard lock(hearing_);
-  const CaptureAside aside;
-  read_aborts();
-  const int first = map.own(0).first_rank;
-  const int end = map.own(map.gpus - 1).first_rank + map.own(map.gpus - 1).ranks;
-  for (int rank = first; rank < end; ++rank) {
-    const Word code = aborts[rank];
-    const bool own_story = code == being_written || (code > static_cast<Word>(first) && code <= static_cast<Word>(end));
-    // An own rank's record is on its way to its place, or there.
-    if (code == 0 || own_story || load(faults[rank].raised) != 0) continue;
-    read_record(rank);
-  }
 }
 
 void DeviceWorkspace::Impl::settle() const {
@@ -232,15 +173,10 @@ int DeviceWorkspace::process_of(int rank) const {
 }
 
 void DeviceWorkspace::throw_if_aborted() const {
-  const auto look = [this] {
-    for (int rank = 0; rank < ranks(); ++rank) {
-      HostFault& fault = impl_->faults[rank];
-      if (load(fault.raised) == 1) throw FaultError(describe(fault.record));
-    }
-  };
-  look();
-  impl_->hear_of_others();
-  look();
+  for (int rank = 0; rank < ranks(); ++rank) {
+    HostFault& fault = impl_->faults[rank];
+    if (load(fault.raised) == 1) throw FaultError(describe(fault.record));
+  }
 }
 
 void DeviceWorkspace::set_deadline(std::chrono::nanoseconds deadline) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "group/cuda_heap.hpp"
@@ -32,9 +31,6 @@ struct DeviceWorkspace::Impl {
   void give_up(int rank, const FaultRecord& record);
   /// Which own GPU a rank lives on; throws InputError for ranks of other processes.
   std::size_t gpu_of(int rank) const;
-  /// Where only another process's rank gave up, no kernel here wrote a record: finds what the abort words point to and puts
-  /// it into the own ranks' places. Waits for copies, not for exchanges.
-  void hear_of_others();
 
   std::unique_ptr<Group> alone;
   Group& processes;
@@ -44,8 +40,6 @@ struct DeviceWorkspace::Impl {
   DeviceSettings settings;      ///< the host's copy
   std::vector<OwnGpu> own;      ///< a GPU
   HostFault* faults = nullptr;  ///< [ranks], pinned and mapped; of own ranks
-  HostFault* heard = nullptr;   ///< one more of them, for a record of another process's rank
-  Word* aborts = nullptr;       ///< [ranks], pinned: copies of abort words
   std::vector<bool> live;
   struct Counters {
     std::size_t gpu;
@@ -56,12 +50,9 @@ struct DeviceWorkspace::Impl {
  private:
   void make_board();
   void zero(const Counters& which) const;
-  void read_aborts();
-  void read_record(int rank);
   void settle() const;
   Word agree_on_epoch();
   std::vector<bool> live_processes() const;
-  std::mutex hearing_;
   friend class DeviceWorkspace;
 };
 
