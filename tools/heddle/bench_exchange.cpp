@@ -1,8 +1,16 @@
 // heddle bench exchange: dispatch + combine of every way on the GPUs of this machine, one rank a GPU or
 // virtual ranks, as replays of a CUDA graph (exchange-ways article, section 8). The flags and the order of things;
 // what is measured and printed is bench_run's.
+#include <fmt/format.h>
+
+#include <algorithm>
+
 #include "bench.hpp"
 #include "bench_run.hpp"
+#include "group/cuda_driver.hpp"
+#include "heddle/error.hpp"
+#include "json_file.hpp"
+#include "words.hpp"
 
 namespace heddle::tool {
 
@@ -63,6 +71,55 @@ void add_studies(CLI::App& command, BenchArguments& a) {
   command.add_option("--work-sms", a.work_sms, "CTAs of the other work (default: the SMs that the halves leave)")
       ->group(studies)
       ->needs(overlap);
+}
+
+/// Everything that can be said before a GPU is asked.
+void check_arguments(const BenchArguments& a) {
+  const auto positive = [](const char* option, const std::vector<int>& values) {
+    if (values.empty()) throw InputError(fmt::format("{}: give at least one number", option));
+    for (const int value : values) {
+      if (value < 1) throw InputError(fmt::format("{} {}: at least 1 is needed", option, value));
+    }
+  };
+  positive("--tokens", a.tokens);
+  positive("--hidden", a.hidden);
+  if (!a.sweep.empty()) positive("--sms-sweep", a.sweep);
+  if (!a.overlap.empty()) positive("--overlap", a.overlap);
+  positive("--overlap-sms", a.overlap_sms);
+  for (const std::string& way : a.ways) {
+    if (way != "nccl" && own_ways.count(way) == 0)
+      throw InputError(fmt::format("--way does not know '{}'; it takes {}, nccl", way, keys(own_ways)));
+  }
+  for (const std::string& wire : a.wires) value_of(wires, "--wire", wire);
+  for (const std::string& wire : a.combine_wires) value_of(wires, "--combine-wire", wire);
+  if (a.ranks < 0 || a.gpus < 0 || a.sms < 0 || a.experts < 1 || a.topk < 1)
+    throw InputError("--ranks, --gpus and --sms cannot be negative, --experts and --topk are at least 1");
+}
+
+void bench_exchange(const BenchArguments& arguments) {
+  BenchArguments a = arguments;
+  check_arguments(a);
+  int present = 0;
+  if (cudaGetDeviceCount(&present) != cudaSuccess || present == 0)
+    throw InputError("heddle bench exchange needs a GPU; there is none here");
+  if (a.gpus == 0) a.gpus = a.ranks == 0 ? present : std::min(present, a.ranks);
+  if (a.gpus > present) throw InputError(fmt::format("--gpus {}: this machine has {}", a.gpus, present));
+  if (a.ranks == 0) a.ranks = a.gpus;
+  std::vector<int> devices;
+  for (int device = 0; device < a.gpus; ++device) devices.push_back(device);
+  Lanes lanes(devices, std::chrono::milliseconds(a.deadline_ms));
+  Run run(a, lanes);
+  try {
+    run.all();
+  } catch (const Error& error) {
+    if (!a.json.empty()) {
+      Json incomplete = run.json();
+      incomplete["failed"] = error.what();
+      write_json(a.json, incomplete);
+    }
+    throw;
+  }
+  if (!a.json.empty()) write_json(a.json, run.json());
 }
 
 }  // namespace
