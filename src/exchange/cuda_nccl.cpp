@@ -92,6 +92,7 @@ class Communicators final : public NcclCommunicators::Impl {
     std::vector<ncclComm_t> made(gpus.size());
     check(library().init_all(made.data(), static_cast<int>(gpus.size()), gpus.data()), "creation of communicators");
     *communicators_ = made;
+    warm_up();
   }
   ~Communicators() override {
     for (ncclComm_t communicator : *communicators_) library().destroy(communicator);
@@ -133,6 +134,10 @@ class Communicators final : public NcclCommunicators::Impl {
     if (communicators_->empty()) throw Error(ErrorKind::fault, "NCCL's communicators were aborted; make new ones");
     return (*communicators_)[rank];
   }
+
+  /// NCCL connects ranks at their first collective, and then its calls on the host wait for each other. Here one group makes them
+  /// for all GPUs, so that later calls of one GPU need not be grouped with those of the others.
+  void warm_up();
 
   /// Empty after an abort. Windows hold it, too.
   std::shared_ptr<std::vector<ncclComm_t>> communicators_ = std::make_shared<std::vector<ncclComm_t>>();
@@ -210,6 +215,37 @@ std::shared_ptr<std::vector<void*>> Communicators::allocate(std::size_t bytes, b
 #endif
   throw InputError(fmt::format("NCCL {} has no symmetric windows; 2.27 or newer is needed{}", version,
                                windows_known ? "" : ", also when Heddle is built"));
+}
+
+void Communicators::warm_up() {
+  constexpr std::size_t largest = std::size_t{1} << 22;
+  const auto all = allocate(largest * devices.size(), false);
+  const auto own = allocate(largest, false);
+  std::vector<cudaStream_t> streams;
+  for (const int device : devices) {
+    const cuda::DeviceScope scope(device);
+    streams.emplace_back();
+    cuda::check(cudaStreamCreateWithFlags(&streams.back(), cudaStreamNonBlocking), "stream");
+  }
+  const auto on_every_rank = [&](const std::function<void(std::size_t)>& call) {
+    grouped([&] {
+      for (std::size_t rank = 0; rank < devices.size(); ++rank) {
+        const cuda::DeviceScope scope(devices[rank]);
+        call(rank);
+      }
+    });
+  };
+  for (const std::size_t bytes : {std::size_t{16}, largest}) {  // by NCCL's short protocols and by its long one
+    on_every_rank([&](std::size_t rank) { all_gather(rank, (*own)[rank], (*all)[rank], bytes, streams[rank]); });
+    on_every_rank([&](std::size_t rank) {
+      reduce_scatter(rank, static_cast<bf16*>((*all)[rank]), static_cast<bf16*>((*own)[rank]), bytes / sizeof(bf16), streams[rank]);
+    });
+  }
+  for (std::size_t rank = 0; rank < devices.size(); ++rank) {
+    const cuda::DeviceScope scope(devices[rank]);
+    cuda::check(cudaStreamSynchronize(streams[rank]), "NCCL's first collectives");
+    cudaStreamDestroy(streams[rank]);
+  }
 }
 
 std::unique_ptr<NcclCommunicators::Impl> make(const std::vector<int>& devices) { return std::make_unique<Communicators>(devices); }

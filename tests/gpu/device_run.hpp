@@ -110,12 +110,13 @@ struct Seat {
 /// A case on the GPUs: one exchange a GPU, seats for all ranks with room for the cap.
 class DeviceRun {
  public:
-  DeviceRun(const Case& c, int gpus, std::chrono::milliseconds deadline = std::chrono::seconds(20))
+  DeviceRun(const Case& c, int gpus, std::chrono::milliseconds deadline = std::chrono::seconds(20),
+            const DeviceExchangeOptions& device_options = {})
       : case_(c),
         memory_(exchange_memory(c.options)),
         workspace_({c.ranks(), devices(gpus), deadline}, memory_.heap_bytes(c.ranks())) {
     for (std::size_t gpu = 0; gpu < workspace_.gpus(); ++gpu) {
-      exchanges_.push_back(create_device_exchange(workspace_, gpu, c.options, memory_));
+      exchanges_.push_back(create_device_exchange(workspace_, gpu, c.options, memory_, device_options));
       cudaStream_t stream = nullptr;
       const cuda::DeviceScope scope(workspace_.device(gpu));
       check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
