@@ -115,6 +115,14 @@ Batch::Batch(Lanes& lanes, const BatchRouting& routing, int hidden, std::uint64_
   lanes.settle();
 }
 
+DeviceWorkspace& Batch::workspace(std::size_t bytes) {
+  if (workspace_ == nullptr || workspace_->bytes() < bytes) {
+    workspace_.reset();  // first, so that both need not fit
+    workspace_ = std::make_unique<DeviceWorkspace>(DeviceGroupOptions{ranks(), lanes_.devices(), lanes_.deadline()}, bytes);
+  }
+  return *workspace_;
+}
+
 void Batch::set_tokens(int tokens) {
   for (const Seat& seat : seats_) seat.tokens->write(&tokens, sizeof tokens);
 }

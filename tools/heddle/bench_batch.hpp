@@ -54,6 +54,9 @@ class Batch {
   int device_of(int rank) const { return seats_[static_cast<std::size_t>(rank)].device; }
   const Routing& routing(int rank) const { return routing_.ranks[static_cast<std::size_t>(rank)]; }
 
+  /// A workspace of at least so many bytes a rank, one at a time: made anew when it must grow, so no exchange may be left then.
+  DeviceWorkspace& workspace(std::size_t bytes);
+
   /// How many tokens each rank brings from now on.
   void set_tokens(int tokens);
   DeviceInput input(int rank) const;
@@ -77,6 +80,7 @@ class Batch {
   int hidden_;
   std::uint64_t seed_;
   std::vector<Seat> seats_;
+  std::unique_ptr<DeviceWorkspace> workspace_;
 };
 
 }  // namespace heddle::tool

@@ -109,17 +109,19 @@ void bench_exchange(const BenchArguments& arguments) {
   for (int device = 0; device < a.gpus; ++device) devices.push_back(device);
   Lanes lanes(devices, std::chrono::milliseconds(a.deadline_ms));
   Run run(a, lanes);
+  const auto save = [&](const std::string& failed) {
+    if (a.json.empty()) return;
+    Json object = run.json();
+    if (!failed.empty()) object["failed"] = failed;
+    write_json(a.json, object);
+  };
   try {
-    run.all();
+    run.all([&] { save(""); });
   } catch (const Error& error) {
-    if (!a.json.empty()) {
-      Json incomplete = run.json();
-      incomplete["failed"] = error.what();
-      write_json(a.json, incomplete);
-    }
+    save(error.what());
     throw;
   }
-  if (!a.json.empty()) write_json(a.json, run.json());
+  save("");
 }
 
 }  // namespace

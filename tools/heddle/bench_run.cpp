@@ -202,7 +202,7 @@ void Run::nccl(Batch& batch) {
   for (const int tokens : a_.tokens) nccl_round_trip(batch, tokens);
 }
 
-void Run::all() {
+void Run::all(const std::function<void()>& save) {
   const int most = *std::max_element(a_.tokens.begin(), a_.tokens.end());
   const BatchRouting routing = make_routing(a_, a_.ranks, most);
   routing_note_ = routing.note;
@@ -223,8 +223,9 @@ void Run::all() {
   }
   // NCCL comes last: once it has opened GPUs to each other, freeing memory on one waits for the kernels of all, and those of
   // `normal`, which frees memory in every call, may be waiting for that very call.
+  if (!round_trips_wanted || std::find(a_.ways.begin(), a_.ways.end(), "nccl") == a_.ways.end()) return;
+  save();
   for (const int hidden : a_.hidden) {
-    if (!round_trips_wanted || std::find(a_.ways.begin(), a_.ways.end(), "nccl") == a_.ways.end()) break;
     Batch batch(lanes_, routing, hidden, a_.seed);
     nccl(batch);
   }

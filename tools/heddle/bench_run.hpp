@@ -26,8 +26,8 @@ class Run {
   Run(const BenchArguments& a, Lanes& lanes) : a_(a), lanes_(lanes) {}
 
   /// Throws FaultError or Error if something went wrong on the GPUs. A configuration that does not fit together or does not fit
-  /// the memory is reported in its place.
-  void all();
+  /// the memory is reported in its place. `save` is called before NCCL's turn: other people's code can end a process.
+  void all(const std::function<void()>& save);
   /// What has been measured so far, with its provenance.
   Json json() const;
 
@@ -38,7 +38,7 @@ class Run {
   void nccl(Batch& batch);
   void nccl_round_trip(Batch& batch, int tokens);
   void layout_costs(Batch& batch);
-  void layout_cost(Batch& batch, const Row& row);
+  void layout_cost(Batch& batch, const Row& row, double& routed_dispatch);
   void sweeps(Batch& batch);
   void overlaps(Batch& batch);
   std::vector<Row> rows(const std::vector<std::string>& ways) const;

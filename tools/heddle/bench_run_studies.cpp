@@ -9,7 +9,7 @@
 
 namespace heddle::tool {
 
-void Run::layout_cost(Batch& batch, const Row& row) {
+void Run::layout_cost(Batch& batch, const Row& row, double& routed_dispatch) {
   const std::string label = label_of(row) + fmt::format(" {:<10}", name(row.configuration.arrived));
   Json entry = entry_of(batch, row);
   attempt(layouts_, entry, label, [&] {
@@ -19,13 +19,19 @@ void Run::layout_cost(Batch& batch, const Row& row) {
     entry["dispatch_us"] = median(times.dispatch);
     entry["combine_us"] = median(times.combine);
     std::string line = fmt::format("{} {:>9.2f} {:>9.2f}", label, median(times.dispatch), median(times.combine));
-    if (!eager) {
+    if (row.configuration.arrived == ArrivedLayout::routed) routed_dispatch = median(times.dispatch);
+    if (eager) {  // its halves cannot be taken apart
+      entry["layout_us"] = median(times.dispatch) - routed_dispatch;
+      line += fmt::format(" {:>9} {:>9} {:>9} {:>9.2f}", "", "", "", median(times.dispatch) - routed_dispatch);
+    } else {
       const Traffic traffic = traffic_of(setup.options(), batch, row.configuration.tokens);
       const ReceiveTimes halves = time_receiving(setup, 2e6 * traffic.floor_seconds, a_.round_trips, std::min(a_.replays, 10));
       entry["receive_us"] = halves.receive;
       entry["collect_us"] = halves.collect;
       entry["empty_us"] = halves.empty;
-      line += fmt::format(" {:>9.2f} {:>9.2f} {:>9.2f}", halves.receive, halves.collect, halves.empty);
+      entry["layout_us"] = halves.receive - halves.empty;
+      line += fmt::format(" {:>9.2f} {:>9.2f} {:>9.2f} {:>9.2f}", halves.receive, halves.collect, halves.empty,
+                          halves.receive - halves.empty);
     }
     print_line(line);
     layouts_.push_back(entry);
@@ -35,13 +41,15 @@ void Run::layout_cost(Batch& batch, const Row& row) {
 void Run::layout_costs(Batch& batch) {
   print_line(fmt::format(
       "\nhidden {}: layouts. receive: dispatch_receive when all rows are there; collect: combine_receive likewise; empty: a launch "
-      "that does nothing, taken in the same way\n{:<12} {:<5} {:<5} {:>6} {:<10} {:>9} {:>9} {:>9} {:>9} {:>9}",
-      batch.hidden(), "way", "wire", "back", "tokens", "layout", "dispatch", "combine", "receive", "collect", "empty"));
+      "that does nothing, taken alike\ncost: receive without empty; normal: dispatch without that of its routed layout\n"
+      "{:<12} {:<5} {:<5} {:>6} {:<10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
+      batch.hidden(), "way", "wire", "back", "tokens", "layout", "dispatch", "combine", "receive", "collect", "empty", "cost"));
   for (Row row : rows(a_.ways)) {
+    double routed_dispatch = 0;
     for (const ArrivedLayout layout : {ArrivedLayout::routed, ArrivedLayout::masked, ArrivedLayout::contiguous}) {
       if (!allows_layout(row.configuration.way, layout)) continue;
       row.configuration.arrived = layout;
-      layout_cost(batch, row);
+      layout_cost(batch, row, routed_dispatch);
     }
   }
 }

@@ -28,7 +28,7 @@ Setup::Setup(const Configuration& configuration, Batch& batch, Lanes& lanes)
       batch_(batch),
       options_(options_of(configuration, batch)),
       memory_(exchange_memory(options_)),
-      workspace_({batch.ranks(), lanes.devices(), lanes.deadline()}, memory_.heap_bytes(batch.ranks())),
+      workspace_(batch.workspace(memory_.heap_bytes(batch.ranks()))),
       step_{configuration.tokens, Phase::decode},
       inputs_(lanes.gpus()),
       outputs_(lanes.gpus()),
@@ -180,6 +180,23 @@ class EagerCalls {
   std::exception_ptr failed_;
 };
 
+/// Where one GPU's calls failed by themselves, those of the others end in a fault that says less.
+void throw_first_failure(Setup& setup, const std::vector<std::unique_ptr<EagerCalls>>& gpus) {
+  std::exception_ptr fault;
+  for (const auto& gpu : gpus) {
+    if (!gpu->failed()) continue;
+    try {
+      std::rethrow_exception(gpu->failed());
+    } catch (const FaultError&) {
+      fault = gpu->failed();
+    } catch (...) {
+      setup.recover();
+      throw;
+    }
+  }
+  if (fault) std::rethrow_exception(fault);
+}
+
 }  // namespace
 
 Times time_eager(Setup& setup, int calls) {
@@ -190,9 +207,7 @@ Times time_eager(Setup& setup, int calls) {
   std::vector<std::thread> threads;
   for (const auto& gpu : gpus) threads.emplace_back([&gpu] { gpu->run(); });
   for (std::thread& thread : threads) thread.join();
-  for (const auto& gpu : gpus) {
-    if (gpu->failed()) std::rethrow_exception(gpu->failed());
-  }
+  throw_first_failure(setup, gpus);
   setup.lanes().settle();
   setup.check();
   Times times;

@@ -1,4 +1,5 @@
-// One configuration of the benchmark, ready to be called: workspace, an exchange a GPU, results of the right size.
+// One configuration of the benchmark, ready to be called: an exchange a GPU, results of the right size. Configurations share a
+// workspace, one after the other, with the GPUs at rest in between.
 #pragma once
 
 #include <memory>
@@ -39,8 +40,10 @@ class Setup {
 
   /// Throws the FaultError of a rank that gave up.
   void check() const { workspace_.throw_if_aborted(); }
+  /// After calls of one GPU failed: the workspace can be used again.
+  void recover() { workspace_.reset(); }
   const ExchangeOptions& options() const { return options_; }
-  std::size_t heap_bytes() const { return workspace_.bytes(); }
+  std::size_t heap_bytes() const { return memory_.heap_bytes(batch_.ranks()); }
   Lanes& lanes() const { return lanes_; }
 
  private:
@@ -51,7 +54,7 @@ class Setup {
   Batch& batch_;
   ExchangeOptions options_;
   ExchangeMemory memory_;
-  DeviceWorkspace workspace_;
+  DeviceWorkspace& workspace_;
   Step step_;
   std::vector<std::unique_ptr<DeviceExchange>> exchanges_;
   std::vector<std::vector<DeviceInput>> inputs_;  ///< a GPU
