@@ -153,7 +153,7 @@ TEST(NcclGather, RoundTripsOfEveryWire) {
     SCOPED_TRACE(testing::Message() << "wire " << static_cast<int>(wire) << ", NCCL " << nccl->version());
     DeviceExchangeOptions options;
     options.nccl = nccl;
-    DeviceRun run(c, gpus_here(), std::chrono::seconds(20), options);
+    DeviceRun run({c}, gpus_here(), std::chrono::seconds(20), options);
     for (int round = 0; round < 4; ++round) {
       nccl_round_trip(c, run, round, round % 2 == 1, round >= 2);
       if (HasFatalFailure()) return;
@@ -167,7 +167,7 @@ TEST(NcclGather, ArrivesAsByOwnKernels) {
   const Case c = gather_case(gpus_here(), Wire::fp8);
   DeviceExchangeOptions options;
   options.nccl = nccl;
-  DeviceRun by_nccl(c, gpus_here(), std::chrono::seconds(20), options);
+  DeviceRun by_nccl({c}, gpus_here(), std::chrono::seconds(20), options);
   DeviceRun own(c, gpus_here());
   for (DeviceRun* run : {&by_nccl, &own}) {
     for (int rank = 0; rank < c.ranks(); ++rank) run->load(rank, draw(c, rank, 3));
@@ -192,7 +192,7 @@ TEST(NcclGather, GraphsReplayWithOtherTokens) {
   c.tokens.assign(c.tokens.size(), 33);
   DeviceExchangeOptions options;
   options.nccl = nccl;
-  DeviceRun run(c, gpus_here(), std::chrono::seconds(20), options);
+  DeviceRun run({c}, gpus_here(), std::chrono::seconds(20), options);
   nccl_round_trip(c, run, 0, true, false);
   if (HasFatalFailure()) return;
   const std::size_t gpus = run.workspace().gpus();
@@ -237,7 +237,7 @@ TEST(NcclGather, BadIdsAreAFaultAndAResetHeals) {
   c.none = 0;
   DeviceExchangeOptions options;
   options.nccl = nccl;
-  DeviceRun run(c, gpus_here(), std::chrono::seconds(20), options);
+  DeviceRun run({c}, gpus_here(), std::chrono::seconds(20), options);
   nccl_round_trip(c, run, 0, true, false);
   if (HasFatalFailure()) return;
   const int last = c.ranks() - 1;
@@ -265,7 +265,7 @@ TEST(NcclGather, MaskedRanksAreRefused) {
   const Case c = gather_case(gpus_here(), Wire::bf16);
   DeviceExchangeOptions options;
   options.nccl = nccl;
-  DeviceRun run(c, gpus_here(), std::chrono::seconds(20), options);
+  DeviceRun run({c}, gpus_here(), std::chrono::seconds(20), options);
   std::vector<bool> live(static_cast<std::size_t>(c.ranks()), true);
   live[1] = false;
   run.workspace().reset(live);
@@ -284,7 +284,7 @@ TEST(NcclGather, TheHostEndsAWaitForARankThatDoesNotCome) {
   const Case c = gather_case(gpus_here(), Wire::bf16);
   DeviceExchangeOptions options;
   options.nccl = nccl;
-  DeviceRun run(c, gpus_here(), std::chrono::seconds(20), options);
+  DeviceRun run({c}, gpus_here(), std::chrono::seconds(20), options);
   for (int rank = 0; rank < c.ranks(); ++rank) run.load(rank, draw(c, rank, 0));
   run.settle();
   run.dispatch_on(0, {c.most_tokens(), Phase::decode});
