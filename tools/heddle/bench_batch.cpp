@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "bench_kernels.hpp"
-#include "group/cuda_heap.hpp"
+#include "group/cuda_driver.hpp"
 #include "heddle/error.hpp"
 
 namespace heddle::tool {
@@ -90,11 +90,11 @@ BatchRouting make_routing(const BenchArguments& a, int ranks, int tokens) {
 
 Batch::Batch(Lanes& lanes, const BatchRouting& routing, int hidden, std::uint64_t seed)
     : lanes_(lanes), routing_(routing), hidden_(hidden), seed_(seed) {
-  const auto ranks = static_cast<int>(routing.ranks.size());
-  const cuda::DeviceMap map = cuda::spread_ranks(ranks, lanes.devices());
+  const DeviceWorkspace& spread = workspace(1);  // it knows which ranks live where
   for (std::size_t gpu = 0; gpu < lanes.gpus(); ++gpu) {
     const cuda::DeviceScope scope(lanes.device(gpu));
-    for (int rank = map.first_ranks[gpu]; rank < map.first_ranks[gpu + 1]; ++rank) {
+    for (int local = 0; local < spread.ranks_on(gpu); ++local) {
+      const int rank = spread.first_rank(gpu) + local;
       const Routing& own = this->routing(rank);
       const std::size_t values = static_cast<std::size_t>(own.tokens) * static_cast<std::size_t>(hidden);
       Seat seat;

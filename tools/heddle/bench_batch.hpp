@@ -48,7 +48,7 @@ class Batch {
   /// Ranks are spread over the lanes' GPUs as a DeviceWorkspace does it.
   Batch(Lanes& lanes, const BatchRouting& routing, int hidden, std::uint64_t seed);
 
-  int ranks() const { return static_cast<int>(seats_.size()); }
+  int ranks() const { return static_cast<int>(routing_.ranks.size()); }
   int hidden() const { return hidden_; }
   int topk() const { return routing_.topk; }
   int device_of(int rank) const { return seats_[static_cast<std::size_t>(rank)].device; }
