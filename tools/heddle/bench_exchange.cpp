@@ -18,7 +18,11 @@ namespace {
 
 void add_what(CLI::App& command, BenchArguments& a) {
   const char* what = "What";
-  command.add_option("--way", a.ways, "gather, normal, low_latency, elastic, one_sided, nccl")->delimiter(',')->group(what);
+  command
+      .add_option("--way", a.ways,
+                  "gather, normal, low_latency, elastic, one_sided, nccl (by itself), gather_nccl (gather by NCCL)")
+      ->delimiter(',')
+      ->group(what);
   command.add_option("--wire", a.wires, "wires of the dispatch: bf16, fp8, nvfp4")->delimiter(',')->group(what);
   command.add_option("--combine-wire", a.combine_wires, "wires of the combine")->delimiter(',')->group(what);
   command.add_option("--tokens", a.tokens, "tokens a rank, 1 to 8192")->delimiter(',')->group(what);
@@ -87,8 +91,8 @@ void check_arguments(const BenchArguments& a) {
   if (!a.overlap.empty()) positive("--overlap", a.overlap);
   positive("--overlap-sms", a.overlap_sms);
   for (const std::string& way : a.ways) {
-    if (way != "nccl" && own_ways.count(way) == 0)
-      throw InputError(fmt::format("--way does not know '{}'; it takes {}, nccl", way, keys(own_ways)));
+    if (way != "nccl" && way != "gather_nccl" && own_ways.count(way) == 0)
+      throw InputError(fmt::format("--way does not know '{}'; it takes {}, nccl, gather_nccl", way, keys(own_ways)));
   }
   for (const std::string& wire : a.wires) value_of(wires, "--wire", wire);
   for (const std::string& wire : a.combine_wires) value_of(wires, "--combine-wire", wire);

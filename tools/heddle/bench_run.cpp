@@ -125,7 +125,7 @@ std::vector<Row> Run::rows(const std::vector<std::string>& ways) const {
         for (const int tokens : a_.tokens) {
           all.push_back({way_name,
                          {way, value_of(wires, "--wire", wire), value_of(wires, "--combine-wire", back), default_layout(way),
-                          tokens, a_.experts, a_.sms}});
+                          tokens, a_.experts, a_.sms, nullptr}});
         }
       }
     }
@@ -199,7 +199,18 @@ void Run::nccl(Batch& batch) {
     }
   }
   print_title(batch.hidden());
-  for (const int tokens : a_.tokens) nccl_round_trip(batch, tokens);
+  if (wants("nccl")) {
+    for (const int tokens : a_.tokens) nccl_round_trip(batch, tokens);
+  }
+  for (Row row : wants("gather_nccl") ? rows({"gather"}) : std::vector<Row>{}) {
+    row.way = "gather_nccl";
+    row.configuration.nccl = communicators_;
+    if (communicators_ != nullptr) {
+      round_trip(batch, row);
+    } else {
+      attempt(rows_, entry_of(batch, row), label_of(row), [&] { throw InputError(no_nccl_); });
+    }
+  }
 }
 
 void Run::all(const std::function<void()>& save) {
@@ -223,7 +234,7 @@ void Run::all(const std::function<void()>& save) {
   }
   // NCCL comes last: once it has opened GPUs to each other, freeing memory on one waits for the kernels of all, and those of
   // `normal`, which frees memory in every call, may be waiting for that very call.
-  if (!round_trips_wanted || std::find(a_.ways.begin(), a_.ways.end(), "nccl") == a_.ways.end()) return;
+  if (!round_trips_wanted || !(wants("nccl") || wants("gather_nccl"))) return;
   save();
   for (const int hidden : a_.hidden) {
     Batch batch(lanes_, routing, hidden, a_.seed);

@@ -1,6 +1,7 @@
 // One run of `heddle bench exchange`: every configuration that was asked for, a line of a table and an entry of the JSON each.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <memory>
@@ -41,6 +42,7 @@ class Run {
   void layout_cost(Batch& batch, const Row& row, double& routed_dispatch);
   void sweeps(Batch& batch);
   void overlaps(Batch& batch);
+  bool wants(const std::string& way) const { return std::find(a_.ways.begin(), a_.ways.end(), way) != a_.ways.end(); }
   std::vector<Row> rows(const std::vector<std::string>& ways) const;
 
   Json entry_of(const Batch& batch, const Row& row) const;

@@ -27,6 +27,7 @@ Setup::Setup(const Configuration& configuration, Batch& batch, Lanes& lanes)
     : lanes_(lanes),
       batch_(batch),
       options_(options_of(configuration, batch)),
+      nccl_(configuration.nccl),
       memory_(exchange_memory(options_)),
       workspace_(batch.workspace(memory_.heap_bytes(batch.ranks()))),
       step_{configuration.tokens, Phase::decode},
@@ -50,6 +51,7 @@ void Setup::make_exchanges(int sms) {
     const cuda::DeviceScope scope(lanes_.device(gpu));
     DeviceExchangeOptions device_options;
     device_options.sms = sms;
+    device_options.nccl = nccl_;
     exchanges_.push_back(create_device_exchange(workspace_, gpu, options_, memory_, device_options));
   }
 }
@@ -59,12 +61,17 @@ void Setup::change_sms(int sms) {
   first_round_trip();
 }
 
+std::function<void()> Setup::give_up() const {
+  if (nccl_ == nullptr) return {};
+  return [nccl = nccl_] { nccl->abort(); };
+}
+
 void Setup::first_round_trip() {
   batch_.poison_outputs();
   // A way whose host waits sends on all GPUs before it waits on any.
   for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) dispatch_send(gpu);
   for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) dispatch_receive(gpu);
-  lanes_.settle();
+  lanes_.settle(give_up());
   check();
   for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) {
     results_[gpu].clear();
@@ -74,7 +81,7 @@ void Setup::first_round_trip() {
     }
   }
   for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) combine(gpu);
-  lanes_.settle();
+  lanes_.settle(give_up());
   check();
   if (const unsigned long long bad = batch_.bad_outputs(step_.max_tokens); bad != 0) {
     throw Error(ErrorKind::check, fmt::format("way {}: {} of {} outputs were not written or are not finite", name(options_.way),
@@ -91,7 +98,8 @@ std::vector<double> time_round_trips(Setup& setup, int round_trips, int replays)
       }
     }
   });
-  std::vector<double> samples = replay.run(replays, [&] { setup.check(); });
+  std::vector<double> samples = replay.run(
+      replays, [&] { setup.check(); }, setup.give_up());
   for (double& sample : samples) sample /= round_trips;
   return samples;
 }
@@ -118,7 +126,7 @@ Times time_replays(Setup& setup, int round_trips, int replays) {
     }
   };
   replay.run(
-      std::min(replays, 10), [&] { setup.check(); }, {}, take);
+      std::min(replays, 10), [&] { setup.check(); }, setup.give_up(), take);
   return times;
 }
 

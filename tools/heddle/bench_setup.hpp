@@ -2,6 +2,7 @@
 // workspace, one after the other, with the GPUs at rest in between.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,7 +19,8 @@ struct Configuration {
   ArrivedLayout arrived = ArrivedLayout::routed;
   int tokens = 1;  ///< of every rank; also the cap
   int experts = 0;
-  int sms = 0;  ///< 0: by the library's rule
+  int sms = 0;                              ///< 0: by the library's rule
+  std::shared_ptr<NcclCommunicators> nccl;  ///< gather by NCCL; null: own kernels
 };
 
 ExchangeOptions options_of(const Configuration& configuration, const Batch& batch);
@@ -40,6 +42,8 @@ class Setup {
 
   /// Throws the FaultError of a rank that gave up.
   void check() const { workspace_.throw_if_aborted(); }
+  /// Ends waits that know no deadline: those of NCCL.
+  std::function<void()> give_up() const;
   /// After calls of one GPU failed: the workspace can be used again.
   void recover() { workspace_.reset(); }
   const ExchangeOptions& options() const { return options_; }
@@ -53,6 +57,7 @@ class Setup {
   Lanes& lanes_;
   Batch& batch_;
   ExchangeOptions options_;
+  std::shared_ptr<NcclCommunicators> nccl_;
   ExchangeMemory memory_;
   DeviceWorkspace& workspace_;
   Step step_;
