@@ -54,7 +54,7 @@ class OtherWork {
           lanes_, 10, 5, [&](std::size_t gpu) { here(gpu); }, nothing_to_check);
     };
     constexpr std::uint64_t few = 1000, many = 5000;
-    const double a_step = (time(many) - time(few)) / static_cast<double>(many - few);
+    const double a_step = std::max(1e-6, (time(many) - time(few)) / static_cast<double>(many - few));
     steps_ = static_cast<std::uint64_t>(std::max(1.0, microseconds / a_step));
   }
   void here(std::size_t gpu) { launch_work(ctas_, steps_, sinks_[gpu]->as<float>(), lanes_.stream(gpu)); }
