@@ -100,8 +100,38 @@ struct DeviceOutput {
   const float* shared_factors = nullptr;
 };
 
+/// NCCL's communicators, one a GPU, for gather's collectives (DeviceExchangeOptions::nccl). libnccl.so.2 is looked for at run time.
+/// Shared by the exchanges of all GPUs; their round trips follow each other on one stream a GPU.
+class NcclCommunicators {
+ public:
+  /// Rank r is on devices[r]. All ranks are of this process. Throws InputError where there is no NCCL or a GPU is named twice,
+  /// Error where NCCL fails.
+  explicit NcclCommunicators(const std::vector<int>& devices);
+  ~NcclCommunicators();
+  NcclCommunicators(const NcclCommunicators&) = delete;
+  NcclCommunicators& operator=(const NcclCommunicators&) = delete;
+
+  int ranks() const;
+  int version() const;  ///< as NCCL counts: 22809 is 2.28.9
+  /// NCCL's kernels know no deadline: if a rank does not come, the others wait for ever. These two are what the host
+  /// can do about it. Throws Error if NCCL has noticed a failure by itself. Does not wait for the GPUs.
+  void throw_if_failed() const;
+  /// Makes kernels that wait leave, best effort, and ends the communicators: calls that use them throw from then on. What the
+  /// calls under way left behind is not to be used.
+  void abort();
+
+  struct Impl;
+  Impl& impl() const { return *impl_; }
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
 struct DeviceExchangeOptions {
   int sms = 0;  ///< CTAs a GPU for the transfer, over all its ranks; 0: all SMs
+  /// gather (padded, one rank a GPU, combine wire bf16): all-gather and reduce-scatter by NCCL instead of own kernels. Its sums are
+  /// rounded to bf16 at every hop (docs/numerics.md), it has no deadline, and no rank may be masked. Null: own kernels.
+  std::shared_ptr<NcclCommunicators> nccl = nullptr;
 };
 
 /// One way on one GPU, for all ranks that live there. Arrays are by local rank.
