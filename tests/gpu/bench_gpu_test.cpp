@@ -102,6 +102,8 @@ TEST_F(BenchGpu, RoundTripsOfEveryWayAndWire) {
     EXPECT_LE(row["median_us"], row["most_us"]);
     EXPECT_EQ(row["graph"].get<bool>(), row["way"] != "normal");
     EXPECT_EQ(row.count("host_blocked_us"), row["way"] == "normal" ? 1u : 0u);
+    const bool in_place = (row["way"] == "gather" || row["way"] == "one_sided") && row["combine_wire"] == "bf16";
+    EXPECT_EQ(row["results_in_place"].get<bool>(), in_place);
   }
 }
 

@@ -149,11 +149,17 @@ const bf16* Batch::results(int rank, std::size_t rows) {
   if (seat.results == nullptr || seat.results->bytes() < values * sizeof(bf16)) {
     seat.results.reset();  // first, so that both need not fit
     seat.results = std::make_unique<Block>(seat.device, values * sizeof(bf16));
-    const cuda::DeviceScope scope(seat.device);
-    fill_normal(seat.results->as<bf16>(), values, seed_ * 1000 + 500 + static_cast<std::uint64_t>(rank), lanes_.stream(seat.gpu));
-    lanes_.settle();
+    fill_results(rank, seat.results->as<bf16>(), std::max<std::size_t>(rows, 1));
   }
   return seat.results->as<bf16>();
+}
+
+void Batch::fill_results(int rank, bf16* to, std::size_t rows) {
+  const Seat& seat = seats_[static_cast<std::size_t>(rank)];
+  const cuda::DeviceScope scope(seat.device);
+  fill_normal(to, rows * static_cast<std::size_t>(hidden_), seed_ * 1000 + 500 + static_cast<std::uint64_t>(rank),
+              lanes_.stream(seat.gpu));
+  lanes_.settle();
 }
 
 void Batch::poison_outputs() {

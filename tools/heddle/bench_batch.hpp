@@ -63,6 +63,8 @@ class Batch {
   DeviceOutput output(int rank) const;
   /// At least `rows` rows of results of this rank, random values.
   const bf16* results(int rank, std::size_t rows);
+  /// The same values into `rows` rows that lie elsewhere on this rank's GPU.
+  void fill_results(int rank, bf16* to, std::size_t rows);
   /// Fills the outputs with what is not finite, so that bad_outputs finds what was not written.
   void poison_outputs();
   /// How many of the outputs of the last call are not finite, over all ranks.

@@ -143,7 +143,10 @@ void Run::round_trip(Batch& batch, const Row& row) {
     add_times(entry, times, traffic_of(setup.options(), batch, row.configuration.tokens));
     entry["heap_bytes"] = setup.heap_bytes();
     entry["graph"] = !eager;
-    print_times(label, entry, eager ? fmt::format("  host blocked {:.1f} us", median(times.host_blocked)) : "");
+    entry["results_in_place"] = setup.results_in_place();
+    std::string remark = eager ? fmt::format("  host blocked {:.1f} us", median(times.host_blocked)) : "";
+    if (setup.results_in_place()) remark += "  in place";
+    print_times(label, entry, remark);
     rows_.push_back(entry);
   });
 }
@@ -233,7 +236,7 @@ void Run::all(const std::function<void()>& save) {
     if (!a_.overlap.empty()) overlaps(batch);
   }
   // NCCL comes last: once it has opened GPUs to each other, freeing memory on one waits for the kernels of all, and those of
-  // `normal`, which frees memory in every call, may be waiting for that very call.
+  // `normal`, which frees memory when a call needs more than any before, may be waiting for that very call.
   if (!round_trips_wanted || !(wants("nccl") || wants("gather_nccl"))) return;
   save();
   for (const int hidden : a_.hidden) {

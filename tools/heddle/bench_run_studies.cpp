@@ -18,6 +18,7 @@ void Run::layout_cost(Batch& batch, const Row& row, double& routed_dispatch) {
     const Times times = eager ? time_eager(setup, a_.replays) : time_replays(setup, a_.round_trips, a_.replays);
     entry["dispatch_us"] = median(times.dispatch);
     entry["combine_us"] = median(times.combine);
+    entry["results_in_place"] = setup.results_in_place();
     std::string line = fmt::format("{} {:>9.2f} {:>9.2f}", label, median(times.dispatch), median(times.combine));
     if (row.configuration.arrived == ArrivedLayout::routed) routed_dispatch = median(times.dispatch);
     if (eager) {  // its halves cannot be taken apart
@@ -79,6 +80,7 @@ void Run::sweeps(Batch& batch) {
       entry["ctas"] = a_.sweep;
       entry["median_us"] = std::vector<double>(medians.begin() + 1, medians.end());
       entry["rule_over_best"] = ratio;
+      entry["results_in_place"] = setup.results_in_place();
       sweeps_.push_back(entry);
     });
   }

@@ -66,6 +66,16 @@ std::function<void()> Setup::give_up() const {
   return [nccl = nccl_] { nccl->abort(); };
 }
 
+/// After a dispatch: results for the rows that it brought, in place where the way has one for them.
+const bf16* Setup::results_of(std::size_t gpu, int local) {
+  const int rank = workspace_.first_rank(gpu) + local;
+  const auto room = static_cast<std::size_t>(exchanges_[gpu]->arrived(local).room);
+  bf16* in_place = exchanges_[gpu]->result_rows(local);
+  if (in_place == nullptr) return batch_.results(rank, room);
+  batch_.fill_results(rank, in_place, room);
+  return in_place;
+}
+
 void Setup::first_round_trip() {
   batch_.poison_outputs();
   // A way whose host waits sends on all GPUs before it waits on any.
@@ -75,10 +85,7 @@ void Setup::first_round_trip() {
   check();
   for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) {
     results_[gpu].clear();
-    for (int local = 0; local < workspace_.ranks_on(gpu); ++local) {
-      const auto room = static_cast<std::size_t>(exchanges_[gpu]->arrived(local).room);
-      results_[gpu].push_back(batch_.results(workspace_.first_rank(gpu) + local, room));
-    }
+    for (int local = 0; local < workspace_.ranks_on(gpu); ++local) results_[gpu].push_back(results_of(gpu, local));
   }
   for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) combine(gpu);
   lanes_.settle(give_up());

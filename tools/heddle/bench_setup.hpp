@@ -47,12 +47,15 @@ class Setup {
   /// After calls of one GPU failed: the workspace can be used again.
   void recover() { workspace_.reset(); }
   const ExchangeOptions& options() const { return options_; }
+  /// Do experts make their results where combine wants them?
+  bool results_in_place() const { return exchanges_[0]->result_rows(0) != nullptr; }
   std::size_t heap_bytes() const { return memory_.heap_bytes(batch_.ranks()); }
   Lanes& lanes() const { return lanes_; }
 
  private:
   void make_exchanges(int sms);
   void first_round_trip();
+  const bf16* results_of(std::size_t gpu, int local);
 
   Lanes& lanes_;
   Batch& batch_;
