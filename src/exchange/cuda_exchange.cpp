@@ -33,8 +33,7 @@ DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t g
   check(cudaMemcpy(placement_.data(), map.data(), map.size() * sizeof(int), cudaMemcpyHostToDevice), "copying of the placement");
   team_counters_ = DeviceArray<TeamCounters>(device(), static_cast<std::size_t>(local_ranks()));
   call_.team = workspace.impl().team(gpu, team_counters_.share());
-  call_.placement = {placement_.data(), placement_.data() + experts, placement_.data() + 2 * experts,
-                     static_cast<int>(experts)};
+  call_.placement = {placement_.data(), placement_.data() + experts, placement_.data() + 2 * experts, static_cast<int>(experts)};
   call_.experts = options.placement.experts();
   call_.topk = options.topk;
   call_.squad_bytes = squad_bytes;
@@ -85,7 +84,8 @@ void DeviceExchangeBase::prepare(const void* kernel) {
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(call_.squad_bytes)),
         "shared memory of a kernel");
   int ctas_an_sm = 0;
-  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas_an_sm, kernel, threads_a_cta, call_.squad_bytes), "occupancy of a kernel");
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas_an_sm, kernel, threads_a_cta, call_.squad_bytes),
+        "occupancy of a kernel");
   int sms = 0;
   check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device()), "number of SMs");
   const int room = ctas_an_sm * sms;
