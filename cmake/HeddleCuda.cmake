@@ -16,7 +16,7 @@ list(JOIN headers "\n" HEDDLE_SHARED_INCLUDES)
 configure_file(cmake/shared_headers.hpp.in cuda/shared_headers.hpp @ONLY)
 
 # Kernels lie beside the host code of their room; a file dropped there belongs to the library.
-file(GLOB HEDDLE_CUDA_SOURCES CONFIGURE_DEPENDS src/*/*.cu src/*/*/*.cu src/*/cuda_*.cpp)
+file(GLOB HEDDLE_CUDA_SOURCES CONFIGURE_DEPENDS src/*/*.cu src/*/*/*.cu src/*/cuda_*.cpp src/*/*/cuda_*.cpp)
 add_library(heddle_cuda OBJECT ${HEDDLE_CUDA_SOURCES})
 target_include_directories(heddle_cuda PRIVATE
   $<TARGET_PROPERTY:heddle,INTERFACE_INCLUDE_DIRECTORIES> ${PROJECT_SOURCE_DIR}/src ${PROJECT_BINARY_DIR}/cuda)
@@ -28,11 +28,26 @@ target_compile_options(heddle_cuda PRIVATE
 
 # The host side of the CUDA part: plain C++ against the runtime, which is linked statically; the driver is found at run time.
 find_package(CUDAToolkit REQUIRED)
-target_link_libraries(heddle_cuda PRIVATE CUDA::cudart_static fmt::fmt)
+target_link_libraries(heddle_cuda PRIVATE CUDA::cudart_static fmt::fmt ${CMAKE_DL_LIBS})
+
+# NCCL: its header where there is one, the library at run time.
+find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+mark_as_advanced(NCCL_INCLUDE_DIR)
+if(NCCL_INCLUDE_DIR)
+  target_compile_definitions(heddle_cuda PRIVATE HEDDLE_NCCL)
+  target_include_directories(heddle_cuda SYSTEM PRIVATE ${NCCL_INCLUDE_DIR})
+else()
+  message(STATUS "nccl.h was not found: gather's option to use NCCL is left out")
+endif()
 
 if(TARGET heddle_command)
+  # The benchmark's own kernels.
+  file(GLOB HEDDLE_BENCH_KERNELS CONFIGURE_DEPENDS tools/heddle/bench_*.cu)
+  add_library(heddle_bench_kernels OBJECT ${HEDDLE_BENCH_KERNELS})
+  target_include_directories(heddle_bench_kernels PRIVATE $<TARGET_PROPERTY:heddle_cuda,INCLUDE_DIRECTORIES>)
+  target_compile_options(heddle_bench_kernels PRIVATE $<TARGET_PROPERTY:heddle_cuda,COMPILE_OPTIONS>)
   target_compile_definitions(heddle_command PRIVATE HEDDLE_CUDA)
-  target_link_libraries(heddle_command PRIVATE heddle_cuda CUDA::cudart_static)
+  target_link_libraries(heddle_command PRIVATE heddle_cuda heddle_bench_kernels CUDA::cudart_static ${CMAKE_DL_LIBS})
 endif()
 if(HEDDLE_TESTS)
   add_subdirectory(tests/gpu)

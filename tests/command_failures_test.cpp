@@ -48,7 +48,7 @@ TEST_F(CommandFailures, BadArgumentsEndInOneLine) {
   also("--clamp 1x", "--clamp");
   also("--deadline-ms 0", "--deadline-ms");
   also("--deadline-ms soon", "whole number");
-  also("--engine cuda", "host");
+  also("--engine tpu", "host or cuda");
   also("--batch nowhere.safetensors", "nowhere.safetensors");
   also("--trace nowhere.npy", "nowhere.npy");
   also("--weights fp2", "mxfp4");

@@ -1,4 +1,4 @@
-// The exchange on GPUs: a group of ranks on the GPUs of this process, its heap, and each way as kernels
+// The exchange on GPUs: a group of ranks on the GPUs of one process or of several, its heap, and each way as kernels
 // on a stream. The layouts and protocols are those of the host engine. Built with HEDDLE_CUDA only.
 //
 // One object drives one GPU and all ranks that live there (virtual ranks share a GPU: they run in one
@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "heddle/error.hpp"
@@ -24,41 +25,56 @@ namespace heddle {
 /// A cudaStream_t.
 using DeviceStream = CUstream_st*;
 
+/// What one process brings: its GPUs, as it numbers them, and the ranks that live there.
 struct DeviceGroupOptions {
-  int ranks = 1;
+  int ranks = 1;                ///< of this process
   std::vector<int> devices{0};  ///< ranks are spread over them evenly, consecutive ranks on one GPU
   std::chrono::milliseconds deadline{30000};
 };
 
-/// The symmetric heap of one context on the GPUs of this process, with everything kernels need beside
-/// it: deadlines, live ranks, and fault records that the host reads without stopping a stream.
+/// The symmetric heap of one context, with everything kernels need beside it: deadlines, live ranks, and fault records
+/// that the host reads without stopping a stream. "GPU number g" is the g-th of this process's GPUs; ranks are numbered over all
+/// processes.
 class DeviceWorkspace {
  public:
-  /// Throws InputError for GPUs that do not exist, cannot reach each other or lack the memory.
+  /// One process over all GPUs of the group. Throws InputError for GPUs that do not exist, cannot reach each other (each
+  /// writes to, adds to and reads the memory of every other one here) or lack the memory.
   DeviceWorkspace(const DeviceGroupOptions& options, std::size_t bytes_a_rank);
+  /// Several processes of one machine, each with GPUs of its own, which need not see each other's (CUDA_VISIBLE_DEVICES).
+  /// Collective over the live members of `processes`, one a process, which must outlive the workspace. Ranks are numbered by
+  /// process, then by GPU. `configuration` and `bytes_a_rank` must agree, as in Workspace; GPUs, ranks and the deadline of
+  /// kernels may differ. Throws on every process alike: InputError as above, naming both GPUs; FaultError naming the process that
+  /// did not come within the group's deadline. Processes that share a GPU take turns on it and are slow.
+  DeviceWorkspace(Group& processes, const DeviceGroupOptions& mine, std::size_t bytes_a_rank, const std::string& configuration);
+  /// Waits for this process's GPUs. Not collective: what other processes have mapped stays until they let go of it.
   ~DeviceWorkspace();
   DeviceWorkspace(const DeviceWorkspace&) = delete;
   DeviceWorkspace& operator=(const DeviceWorkspace&) = delete;
 
-  int ranks() const;
-  std::size_t gpus() const;
+  int ranks() const;         ///< of all processes
+  std::size_t gpus() const;  ///< of this process, as everything that takes a `gpu`
   int device(std::size_t gpu) const;
   int first_rank(std::size_t gpu) const;
   int ranks_on(std::size_t gpu) const;
-  std::size_t bytes() const;
-  HeapView view(std::size_t gpu) const;
+  std::size_t bytes() const;             ///< of each rank's part
+  HeapView view(std::size_t gpu) const;  ///< all ranks' parts, as that GPU's first rank sees them
+  int process_of(int rank) const;        ///< the member of the host group that a rank lives in
 
-  /// The FaultError of the first rank that gave up, if one did. Does not wait for the GPUs.
+  /// The FaultError of the first own rank that gave up or left a call because of a rank that did, perhaps of another process.
+  /// Looks at host memory only. May be called from several threads.
   void throw_if_aborted() const;
-  /// Longest wait of kernels from now on, also of graphs captured before.
+  /// Longest wait of kernels from now on, also of graphs captured before. This process only.
   void set_deadline(std::chrono::nanoseconds deadline);
-  /// Tests: every verb of every warp sleeps now and then, at most so long. 0: never.
+  /// Tests: every verb of every warp of this process sleeps now and then, at most so long. 0: never.
   void set_delays(std::chrono::nanoseconds longest, std::uint32_t seed);
-  /// After a fault: waits for all GPUs, clears the abort words and fault records, raises the epoch past every word. Ranks that are
-  /// not live are skipped from now on.
+  /// After a fault, by every process that goes on: waits for its GPUs, meets the others, clears the own ranks' headers and fault
+  /// records, raises every epoch to the same value past any call that was under way, meets again. `live` is by rank and the same
+  /// on all processes; ranks that are not live are skipped from now on. The host group is reset along with it: its members go
+  /// on that have a live rank. A process with no live rank does not call, and neither does one that is gone; the group's
+  /// deadline should be no shorter than the kernels'. A reset that failed may be called again, by all.
   void reset(const std::vector<bool>& live);
   void reset();
-  const std::vector<bool>& live() const;
+  const std::vector<bool>& live() const;  ///< by rank
 
   struct Impl;
   Impl& impl() const { return *impl_; }
@@ -84,8 +100,38 @@ struct DeviceOutput {
   const float* shared_factors = nullptr;
 };
 
+/// NCCL's communicators, one a GPU, for gather's collectives (DeviceExchangeOptions::nccl). libnccl.so.2 is looked for at run time.
+/// Shared by the exchanges of all GPUs; their round trips follow each other on one stream a GPU.
+class NcclCommunicators {
+ public:
+  /// Rank r is on devices[r]. All ranks are of this process. Throws InputError where there is no NCCL or a GPU is named twice,
+  /// Error where NCCL fails.
+  explicit NcclCommunicators(const std::vector<int>& devices);
+  ~NcclCommunicators();
+  NcclCommunicators(const NcclCommunicators&) = delete;
+  NcclCommunicators& operator=(const NcclCommunicators&) = delete;
+
+  int ranks() const;
+  int version() const;  ///< as NCCL counts: 22809 is 2.28.9
+  /// NCCL's kernels know no deadline: if a rank does not come, the others wait for ever. These two are what the host
+  /// can do about it. Throws Error if NCCL has noticed a failure by itself. Does not wait for the GPUs.
+  void throw_if_failed() const;
+  /// Makes kernels that wait leave, best effort, and ends the communicators: calls that use them throw from then on. What the
+  /// calls under way left behind is not to be used.
+  void abort();
+
+  struct Impl;
+  Impl& impl() const { return *impl_; }
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
 struct DeviceExchangeOptions {
   int sms = 0;  ///< CTAs a GPU for the transfer, over all its ranks; 0: all SMs
+  /// gather (padded, one rank a GPU, combine wire bf16): all-gather and reduce-scatter by NCCL instead of own kernels. Its sums are
+  /// rounded to bf16 at every hop (docs/numerics.md), it has no deadline, and no rank may be masked. Null: own kernels.
+  std::shared_ptr<NcclCommunicators> nccl = nullptr;
 };
 
 /// One way on one GPU, for all ranks that live there. Arrays are by local rank.

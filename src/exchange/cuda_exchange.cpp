@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "exchange/gather/by_nccl.hpp"
+
 namespace heddle {
 
 using cuda::check;
@@ -149,6 +151,7 @@ void DeviceExchangeBase::launch(const void* kernel, const void* parameters, bool
 std::unique_ptr<DeviceExchange> create_device_exchange(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options,
                                                        const ExchangeMemory& memory, const DeviceExchangeOptions& device) {
   check_options(options);
+  if (device.nccl != nullptr) return create_device_gather_by_nccl(workspace, gpu, options, device);
   switch (options.way) {
     case Way::gather:
       return create_device_gather(workspace, gpu, options, memory, device);

@@ -5,79 +5,177 @@
 #include <algorithm>
 #include <atomic>
 
+#include "group/agreement.hpp"
+#include "group/cuda_kernels.hpp"
 #include "signal/fault.hpp"
 
 namespace heddle {
 
 using cuda::check;
 
-DeviceWorkspace::Impl::Impl(const DeviceGroupOptions& options, std::size_t bytes_a_rank)
-    : map(cuda::spread_ranks(options.ranks, options.devices)),
+namespace {
+
+Word load(Word& word) { return std::atomic_ref<Word>(word).load(std::memory_order_acquire); }
+
+template <class T>
+void allocate_pinned(T*& to, std::size_t count) {
+  check(cudaHostAlloc(reinterpret_cast<void**>(&to), sizeof(T) * count, cudaHostAllocPortable | cudaHostAllocMapped),
+        "pinned memory for faults");
+  std::fill_n(to, count, T{});
+}
+
+}  // namespace
+
+DeviceWorkspace::Impl::Impl(std::unique_ptr<Group> alone_group, Group& group, const DeviceGroupOptions& mine,
+                            std::size_t bytes_a_rank)
+    : alone(std::move(alone_group)),
+      processes(group),
+      map(cuda::map_ranks(group, mine)),
       bytes(std::max(bytes_a_rank, heap_header_bytes)),
-      heap(std::make_unique<cuda::Heap>(map, bytes)),
-      live(static_cast<std::size_t>(options.ranks), true) {
-  if (options.ranks > static_cast<int>(sizeof settings.live)) {
-    throw InputError(fmt::format("{} ranks; at most {} are possible", options.ranks, sizeof settings.live));
-  }
-  settings.deadline_nanoseconds = static_cast<std::uint64_t>(std::chrono::nanoseconds(options.deadline).count());
-  std::fill_n(settings.live, options.ranks, static_cast<unsigned char>(1));
-  check(cudaHostAlloc(reinterpret_cast<void**>(&faults), sizeof(HostFault) * static_cast<std::size_t>(options.ranks),
-                      cudaHostAllocPortable | cudaHostAllocMapped),
-        "pinned memory for fault records");
-  std::fill_n(faults, options.ranks, HostFault{});
-  for (const int device : map.devices) {
-    const cuda::DeviceScope scope(device);
-    DeviceSettings* settings_there = nullptr;
-    check(cudaMalloc(reinterpret_cast<void**>(&settings_there), sizeof settings), "memory for settings");
-    on_device.push_back(settings_there);
+      heap(std::make_unique<cuda::Heap>(group, map, bytes)),
+      live(static_cast<std::size_t>(map.ranks()), true) {
+  settings.deadline_nanoseconds = static_cast<std::uint64_t>(std::chrono::nanoseconds(mine.deadline).count());
+  std::fill_n(settings.live, map.ranks(), static_cast<unsigned char>(1));
+  step_together(processes, "creation of the device workspace", [this] { make_board(); });
+}
+
+void DeviceWorkspace::Impl::make_board() {
+  allocate_pinned(faults, live.size());
+  for (std::size_t gpu = 0; gpu < map.gpus; ++gpu) {
+    const cuda::DeviceScope scope(map.own(gpu).device);
+    OwnGpu& here = own.emplace_back();
+    check(cudaMalloc(reinterpret_cast<void**>(&here.settings), sizeof settings), "memory for settings");
+    check(cudaStreamCreateWithFlags(&here.stream, cudaStreamNonBlocking), "cudaStreamCreate");
   }
   write_settings();
 }
 
+// Others may still work on this process's memory: they hold it through mappings of their own.
 DeviceWorkspace::Impl::~Impl() {
-  for (DeviceSettings* settings_there : on_device) cudaFree(settings_there);
+  for (std::size_t gpu = 0; gpu < own.size(); ++gpu) {
+    if (cudaSetDevice(map.own(gpu).device) == cudaSuccess) cudaDeviceSynchronize();
+    if (own[gpu].stream != nullptr) cudaStreamDestroy(own[gpu].stream);
+    cudaFree(own[gpu].settings);
+  }
   cudaFreeHost(faults);
 }
 
 void DeviceWorkspace::Impl::write_settings() {
-  for (std::size_t gpu = 0; gpu < on_device.size(); ++gpu) {
-    const cuda::DeviceScope scope(map.devices[gpu]);
-    check(cudaMemcpy(on_device[gpu], &settings, sizeof settings, cudaMemcpyHostToDevice), "writing of settings");
+  for (std::size_t gpu = 0; gpu < own.size(); ++gpu) {
+    const cuda::DeviceScope scope(map.own(gpu).device);
+    check(cudaMemcpy(own[gpu].settings, &settings, sizeof settings, cudaMemcpyHostToDevice), "writing of settings");
   }
 }
 
 DeviceTeam DeviceWorkspace::Impl::team(std::size_t gpu, const std::shared_ptr<TeamCounters>& words) {
   counters.push_back({gpu, words});
   zero(counters.back());
-  return {heap->view(gpu), on_device[gpu], faults + map.first_ranks[gpu], words.get()};
+  return {heap->view(gpu), own[gpu].settings, faults + map.own(gpu).first_rank, words.get()};
 }
 
 void DeviceWorkspace::Impl::zero(const Counters& which) const {
   const auto words = which.words.lock();
   if (words == nullptr) return;  // its exchange is gone
-  const cuda::DeviceScope scope(map.devices[which.gpu]);
-  check(cudaMemset(words.get(), 0, sizeof(TeamCounters) * static_cast<std::size_t>(map.ranks_on(which.gpu))),
+  const cuda::DeviceScope scope(map.own(which.gpu).device);
+  check(cudaMemset(words.get(), 0, sizeof(TeamCounters) * static_cast<std::size_t>(map.own(which.gpu).ranks)),
         "zeroing of team counters");
   check(cudaDeviceSynchronize(), "zeroing of team counters");
 }
 
-DeviceWorkspace::DeviceWorkspace(const DeviceGroupOptions& options, std::size_t bytes_a_rank)
-    : impl_(std::make_unique<Impl>(options, bytes_a_rank)) {}
+std::size_t DeviceWorkspace::Impl::gpu_of(int rank) const {
+  for (std::size_t gpu = 0; gpu < map.gpus; ++gpu) {
+    const cuda::Part& part = map.own(gpu);
+    if (rank >= part.first_rank && rank < part.first_rank + part.ranks) return gpu;
+  }
+  throw InputError(fmt::format("rank {} does not live in this process", rank));
+}
+
+void DeviceWorkspace::Impl::give_up(int rank, const FaultRecord& record) {
+  const std::size_t gpu = gpu_of(rank);
+  const cuda::DeviceScope scope(map.own(gpu).device);
+  DeviceTeam team{heap->view(gpu), own[gpu].settings, faults + rank, nullptr};
+  team.heap.rank = rank;
+  check(cuda::launch_give_up(team, record, own[gpu].stream), "giving up");
+  check(cudaStreamSynchronize(own[gpu].stream), "giving up");
+}
+
+void DeviceWorkspace::Impl::settle() const {
+  for (std::size_t gpu = 0; gpu < map.gpus; ++gpu) {
+    const cuda::DeviceScope scope(map.own(gpu).device);
+    check(cudaDeviceSynchronize(), "waiting for kernels before a reset");
+  }
+}
+
+/// A process goes on while one of its ranks does; one that calls is there.
+std::vector<bool> DeviceWorkspace::Impl::live_processes() const {
+  std::vector<bool> going_on(static_cast<std::size_t>(processes.ranks()), false);
+  for (const cuda::Part& part : map.parts) {
+    for (int rank = part.first_rank; rank < part.first_rank + part.ranks; ++rank) {
+      if (live[static_cast<std::size_t>(rank)]) going_on[static_cast<std::size_t>(part.process)] = true;
+    }
+  }
+  going_on[static_cast<std::size_t>(map.process)] = true;
+  return going_on;
+}
+
+/// The highest epoch of any rank of a live process.
+Word DeviceWorkspace::Impl::agree_on_epoch() {
+  Word epoch = 0;
+  for (std::size_t gpu = 0; gpu < map.gpus; ++gpu) {
+    const HeapView view = heap->view(gpu);
+    for (int local = 0; local < map.own(gpu).ranks; ++local) {
+      HeapHeader header;
+      check(cudaMemcpy(&header, view.at<HeapHeader>(view.rank + local, 0), sizeof header, cudaMemcpyDeviceToHost),
+            "reading of epochs");
+      epoch = std::max(epoch, header.epoch);
+    }
+  }
+  for (const std::string& text : processes.exchange(fmt::format("{}", epoch), "agreement on the epoch")) {
+    if (!text.empty()) epoch = std::max<Word>(epoch, std::stoull(text));
+  }
+  return epoch;
+}
+
+namespace {
+
+/// Compared before anything is made; what is a process's own matter (its GPUs, its ranks) may differ.
+Group& compared(Group& processes, std::size_t bytes, const std::string& configuration) {
+  compare_configurations(processes, configuration + fmt::format("heap_bytes={}\n", bytes), "process");
+  return processes;
+}
+
+}  // namespace
+
+DeviceWorkspace::DeviceWorkspace(const DeviceGroupOptions& options, std::size_t bytes_a_rank) {
+  auto alone = std::move(create_thread_group(1, {options.deadline}).front());
+  Group& processes = *alone;
+  impl_ = std::make_unique<Impl>(std::move(alone), processes, options, bytes_a_rank);
+}
+DeviceWorkspace::DeviceWorkspace(Group& processes, const DeviceGroupOptions& mine, std::size_t bytes_a_rank,
+                                 const std::string& configuration)
+    : impl_(std::make_unique<Impl>(nullptr, compared(processes, bytes_a_rank, configuration), mine, bytes_a_rank)) {}
 DeviceWorkspace::~DeviceWorkspace() = default;
 
 int DeviceWorkspace::ranks() const { return impl_->map.ranks(); }
-std::size_t DeviceWorkspace::gpus() const { return impl_->map.devices.size(); }
-int DeviceWorkspace::device(std::size_t gpu) const { return impl_->map.devices[gpu]; }
-int DeviceWorkspace::first_rank(std::size_t gpu) const { return impl_->map.first_ranks[gpu]; }
-int DeviceWorkspace::ranks_on(std::size_t gpu) const { return impl_->map.ranks_on(gpu); }
+std::size_t DeviceWorkspace::gpus() const { return impl_->map.gpus; }
+int DeviceWorkspace::device(std::size_t gpu) const { return impl_->map.own(gpu).device; }
+int DeviceWorkspace::first_rank(std::size_t gpu) const { return impl_->map.own(gpu).first_rank; }
+int DeviceWorkspace::ranks_on(std::size_t gpu) const { return impl_->map.own(gpu).ranks; }
 std::size_t DeviceWorkspace::bytes() const { return impl_->bytes; }
 HeapView DeviceWorkspace::view(std::size_t gpu) const { return impl_->heap->view(gpu); }
 const std::vector<bool>& DeviceWorkspace::live() const { return impl_->live; }
 
+int DeviceWorkspace::process_of(int rank) const {
+  for (const cuda::Part& part : impl_->map.parts) {
+    if (rank >= part.first_rank && rank < part.first_rank + part.ranks) return part.process;
+  }
+  throw InputError(fmt::format("rank {} is outside of a group of {} ranks", rank, ranks()));
+}
+
 void DeviceWorkspace::throw_if_aborted() const {
   for (int rank = 0; rank < ranks(); ++rank) {
     HostFault& fault = impl_->faults[rank];
-    if (std::atomic_ref<Word>(fault.raised).load(std::memory_order_acquire) != 0) throw FaultError(describe(fault.record));
+    if (load(fault.raised) == 1) throw FaultError(describe(fault.record));
   }
 }
 
@@ -93,30 +191,27 @@ void DeviceWorkspace::set_delays(std::chrono::nanoseconds longest, std::uint32_t
 }
 
 void DeviceWorkspace::reset(const std::vector<bool>& live) {
-  if (live.size() != impl_->live.size())
-    throw InputError(fmt::format("reset with {} live flags for {} ranks", live.size(), impl_->live.size()));
-  for (const int device : impl_->map.devices) {
-    const cuda::DeviceScope scope(device);
-    check(cudaDeviceSynchronize(), "waiting for kernels before a reset");
+  Impl& own = *impl_;
+  if (live.size() != own.live.size())
+    throw InputError(fmt::format("reset with {} live flags for {} ranks", live.size(), own.live.size()));
+  own.settle();
+  own.live = live;
+  for (std::size_t rank = 0; rank < live.size(); ++rank) own.settings.live[rank] = live[rank] ? 1 : 0;
+  own.settings.all_live = std::find(live.begin(), live.end(), false) == live.end() ? 1 : 0;
+  own.processes.reset(own.live_processes());  // from here on no live process has a kernel of this workspace running
+  HeapHeader fresh;
+  fresh.epoch = own.agree_on_epoch() + 2;  // one more than any call that was under way
+  for (std::size_t gpu = 0; gpu < own.map.gpus; ++gpu) {
+    const HeapView view = own.heap->view(gpu);
+    for (int rank = view.rank; rank < view.rank + own.map.own(gpu).ranks; ++rank) {
+      check(cudaMemcpy(view.at<HeapHeader>(rank, 0), &fresh, sizeof fresh, cudaMemcpyHostToDevice), "writing of headers");
+      own.faults[rank] = {};
+    }
   }
-  impl_->live = live;
-  for (std::size_t rank = 0; rank < live.size(); ++rank) impl_->settings.live[rank] = live[rank] ? 1 : 0;
-  impl_->settings.all_live = std::find(live.begin(), live.end(), false) == live.end() ? 1 : 0;
-  Word epoch = 0;
-  std::vector<HeapHeader> headers(live.size());
-  for (int rank = 0; rank < ranks(); ++rank) {
-    auto& header = headers[static_cast<std::size_t>(rank)];
-    check(cudaMemcpy(&header, view(0).at<HeapHeader>(rank, 0), sizeof header, cudaMemcpyDeviceToHost), "reading of epochs");
-    epoch = std::max(epoch, header.epoch);
-  }
-  for (int rank = 0; rank < ranks(); ++rank) {
-    HeapHeader fresh;
-    fresh.epoch = epoch + 2;  // one more than any call that was under way
-    check(cudaMemcpy(view(0).at<HeapHeader>(rank, 0), &fresh, sizeof fresh, cudaMemcpyHostToDevice), "writing of headers");
-    impl_->faults[rank] = {};
-  }
-  for (const Impl::Counters& which : impl_->counters) impl_->zero(which);
-  impl_->write_settings();
+  for (const Impl::Counters& which : own.counters) own.zero(which);
+  own.write_settings();
+  own.settle();  // copies from ordinary memory may still be under way when they return
+  own.processes.barrier("reset of the device workspace");
 }
 
 void DeviceWorkspace::reset() { reset(std::vector<bool>(impl_->live)); }

@@ -2,59 +2,13 @@
 
 #include <algorithm>
 #include <atomic>
-#include <sstream>
 
-#include "group/control.hpp"
+#include "group/agreement.hpp"
 #include "heddle/group.hpp"
 #include "signal/fault.hpp"
 #include "signal/words.hpp"
 
 namespace heddle {
-
-namespace {
-
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream stream(text);
-  for (std::string line; std::getline(stream, line);) lines.push_back(line);
-  return lines;
-}
-
-/// Every rank's text, however long: in pieces, until no rank has a full one left.
-std::vector<std::string> exchange_texts(Group& group, const std::string& mine, const std::string& what) {
-  std::vector<std::string> all(static_cast<std::size_t>(group.ranks()));
-  bool more = true;
-  for (std::size_t begin = 0; more; begin += control_text_bytes) {
-    more = false;
-    const auto pieces = group.exchange(begin < mine.size() ? mine.substr(begin, control_text_bytes) : "", what);
-    for (std::size_t rank = 0; rank < all.size(); ++rank) {
-      all[rank] += pieces[rank];
-      more = more || pieces[rank].size() == control_text_bytes;
-    }
-  }
-  return all;
-}
-
-/// Compares every rank's configuration with the first live rank's; all ranks see the same texts and throw alike.
-void compare_configurations(Group& group, const std::string& configuration) {
-  const auto all = exchange_texts(group, configuration, "comparison of configurations");
-  int first = 0;
-  while (!group.live()[static_cast<std::size_t>(first)]) ++first;
-  const auto expected = lines_of(all[static_cast<std::size_t>(first)]);
-  for (int rank = first + 1; rank < group.ranks(); ++rank) {
-    if (!group.live()[static_cast<std::size_t>(rank)]) continue;
-    const auto found = lines_of(all[static_cast<std::size_t>(rank)]);
-    for (std::size_t i = 0; i < std::max(expected.size(), found.size()); ++i) {
-      const std::string want = i < expected.size() ? expected[i] : "nothing";
-      const std::string have = i < found.size() ? found[i] : "nothing";
-      if (want == have) continue;
-      throw InputError(fmt::format("ranks disagree: rank {} was created with {}, rank {} with {}; all ranks need the same", rank,
-                                   have, first, want));
-    }
-  }
-}
-
-}  // namespace
 
 Workspace::Workspace(Group& group, std::size_t bytes, const std::string& configuration) : group_(&group) {
   compare_configurations(group, configuration + fmt::format("heap_bytes={}\n", bytes));

@@ -1,4 +1,4 @@
-// The chain on the host engine: dispatch, rows for the runner, experts, shared expert, combine.
+// The chain with experts on the host: dispatch, rows for the runner, experts, shared expert, combine.
 #include "heddle/layer.hpp"
 
 #include <fmt/format.h>
@@ -34,20 +34,32 @@ void add_traffic(PhaseReport& phase, const ExchangeTraffic& traffic) {
   phase.local_bytes += traffic.local_bytes;
 }
 
+/// A rank of the host engine.
+LayerSeat seat_of(Workspace& workspace, const ExchangeMemory& memory, const ExchangeOptions& options) {
+  LayerSeat seat;
+  seat.rank = workspace.group().rank();
+  seat.exchange = create_exchange(workspace, options, memory);
+  seat.refuse = [&workspace](std::uint64_t expected, std::uint64_t seen) { workspace.refuse(expected, seen); };
+  seat.fail = [&workspace] { raise_abort(workspace.view(), {{WordKind::failed, -1, -1}, workspace.view().rank, 0, 0}); };
+  return seat;
+}
+
 }  // namespace
 
 struct MoeLayer::Impl {
-  Impl(Workspace& shared_workspace, const ExchangeMemory& memory, LayerWeights given, const LayerOptions& layer_options)
-      : workspace(&shared_workspace),
+  Impl(LayerSeat own_seat, LayerWeights given, const LayerOptions& layer_options)
+      : seat(std::move(own_seat)),
         weights(std::move(given)),
         options(layer_options),
         exchange_settings(exchange_options(weights, options)),
-        exchange(create_exchange(shared_workspace, exchange_settings, memory)),
-        rank(shared_workspace.group().rank()),
+        exchange(*seat.exchange),
+        rank(seat.rank),
         routed_count(static_cast<int>(weights.experts.size())),
         experts(make_experts()),
         rows(weights.shape.hidden, weights.shape.topk, routed_count, exchange_settings.wire, expert_options().activation,
              options.quantisation) {
+    if (options.tensor_parallel && !seat.shares_outputs)
+      throw InputError("tensor-parallel attention is not there with this exchange yet; the host engine has it");
     if (weights.shared && !fused()) {
       shared.emplace(std::vector<ExpertWeights>{weights.shared->weights}, weights.shape.hidden, weights.shared->intermediate,
                      expert_options());
@@ -94,11 +106,11 @@ struct MoeLayer::Impl {
   void note_experts(const Arrived& arrived, const ExpertReport& done);
   void note_expert_bytes(const Arrived& arrived);
 
-  Workspace* workspace;
+  LayerSeat seat;
   LayerWeights weights;
   LayerOptions options;
   ExchangeOptions exchange_settings;
-  std::unique_ptr<Exchange> exchange;
+  Exchange& exchange;
   int rank;
   int routed_count;
   HostExperts experts;
@@ -249,7 +261,7 @@ LayerInput MoeLayer::Impl::own_part(const LayerInput& input, int begin, int end)
 
 void MoeLayer::Impl::check_batch(const LayerInput& input, const Step& step, const bf16* out) const {
   if (input.tokens > 0 && out == nullptr) {
-    workspace->refuse(static_cast<std::uint64_t>(input.tokens), 0);
+    seat.refuse(static_cast<std::uint64_t>(input.tokens), 0);
     throw InputError(fmt::format("rank {} has no memory for the outputs of its {} tokens", rank, input.tokens));
   }
   if (!options.tensor_parallel) return;
@@ -261,7 +273,7 @@ void MoeLayer::Impl::check_batch(const LayerInput& input, const Step& step, cons
         step.max_tokens, slice, ranks, options.cap, slice));
   }
   if (input.tokens == step.max_tokens) return;
-  workspace->refuse(static_cast<std::uint64_t>(step.max_tokens), static_cast<std::uint64_t>(input.tokens));
+  seat.refuse(static_cast<std::uint64_t>(step.max_tokens), static_cast<std::uint64_t>(input.tokens));
   throw InputError(
       fmt::format("rank {} brings {} tokens, the step says {}; under tensor-parallel attention every rank brings the whole batch",
                   rank, input.tokens, step.max_tokens));
@@ -290,10 +302,10 @@ void MoeLayer::Impl::forward(const LayerInput& input, const Step& step, bf16* ou
   const int first = slice ? slice_begin(rank) : 0;
   const LayerInput own = own_part(input, first, slice ? slice_begin(rank + 1) : input.tokens);
   const Step own_step{slice ? (step.max_tokens + ranks - 1) / ranks : step.max_tokens, step.phase};
-  const Arrived arrived = exchange->dispatch({own.tokens, own.hidden, own.ids, own.weights, {}}, own_step);
+  const Arrived arrived = exchange.dispatch({own.tokens, own.hidden, own.ids, own.weights, {}}, own_step);
   report.regroup.seconds = arrived.regroup_seconds;
   report.dispatch.seconds = watch.lap() - arrived.regroup_seconds;
-  const ExchangeTraffic dispatched = exchange->take_traffic();
+  const ExchangeTraffic dispatched = exchange.take_traffic();
   add_traffic(report.dispatch, dispatched);
   report.rows_sent = dispatched.remote_rows + dispatched.local_rows;
 
@@ -302,7 +314,7 @@ void MoeLayer::Impl::forward(const LayerInput& input, const Step& step, bf16* ou
     compute(arrived, own, output);
     if (slice) slice_out.resize(static_cast<std::size_t>(own.tokens) * hidden());
   } catch (...) {
-    raise_abort(workspace->view(), {{WordKind::failed, -1, -1}, rank, 0, 0});  // nobody shall wait for this rank's results
+    seat.fail();  // nobody shall wait for this rank's results
     throw;
   }
   output.out = slice ? slice_out.data() : out;
@@ -310,13 +322,17 @@ void MoeLayer::Impl::forward(const LayerInput& input, const Step& step, bf16* ou
   output.all_out = options.tensor_parallel && input.tokens > 0 ? out : nullptr;
   output.first = first;
   output.all_tokens = input.tokens;
-  exchange->combine(results.data(), output);
+  exchange.combine(results.data(), output);
   report.combine.seconds += watch.lap();
-  add_traffic(report.combine, exchange->take_traffic());
+  add_traffic(report.combine, exchange.take_traffic());
 }
 
-MoeLayer::MoeLayer(Workspace& workspace, const ExchangeMemory& memory, LayerWeights weights, const LayerOptions& options)
-    : impl_(std::make_unique<Impl>(workspace, memory, std::move(weights), options)) {}
+MoeLayer::MoeLayer(Workspace& workspace, const ExchangeMemory& memory, LayerWeights weights, const LayerOptions& options) {
+  LayerSeat seat = seat_of(workspace, memory, exchange_options(weights, options));
+  impl_ = std::make_unique<Impl>(std::move(seat), std::move(weights), options);
+}
+MoeLayer::MoeLayer(LayerSeat seat, LayerWeights weights, const LayerOptions& options)
+    : impl_(std::make_unique<Impl>(std::move(seat), std::move(weights), options)) {}
 MoeLayer::~MoeLayer() = default;
 MoeLayer::MoeLayer(MoeLayer&&) noexcept = default;
 MoeLayer& MoeLayer::operator=(MoeLayer&&) noexcept = default;

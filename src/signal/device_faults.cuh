@@ -9,12 +9,27 @@
 
 namespace heddle {
 
+/// Before a rank leaves because of another's fault: that rank's record for the host, in this rank's place, since the other
+/// may live in another process. One lane; what several of them write is the same.
+__device__ __noinline__ inline void hear_of_fault(const DeviceTeam& team, int rank) {
+  const Word code = ptx::load_acquire_system(&team.heap.at<HeapHeader>(rank, 0)->abort);
+  // An own record is in its place already, or, under a word of all ones, on its way.
+  if (code == 0 || code == static_cast<Word>(rank) + 1 || code > static_cast<Word>(team.heap.ranks)) return;
+  HostFault* host = team.host_faults + (rank - team.heap.rank);
+  host->record = team.heap.at<HeapHeader>(static_cast<int>(code) - 1, 0)->fault;
+  __threadfence_system();
+  ptx::store_release_system(&host->raised, 1);
+}
+
 /// Gives up: this rank's record, for the host as well, then the abort word of every rank. One lane.
 __device__ __noinline__ inline void give_up(const DeviceTeam& team, int rank, WordName name, std::uint64_t expected,
                                             std::uint64_t seen) {
   auto* header = team.heap.at<HeapHeader>(rank, 0);
   const Word code = static_cast<Word>(rank) + 1;
-  if (ptx::compare_exchange_system(&header->abort, 0, ~Word{0}) != 0) return;
+  if (ptx::compare_exchange_system(&header->abort, 0, ~Word{0}) != 0) {
+    hear_of_fault(team, rank);
+    return;
+  }
   const FaultRecord record{name, rank, expected, seen};
   header->fault = record;
   HostFault* host = team.host_faults + (rank - team.heap.rank);
@@ -31,7 +46,10 @@ __device__ __noinline__ inline void give_up(const DeviceTeam& team, int rank, Wo
 __device__ __noinline__ inline std::uint64_t go_on_waiting(const DeviceTeam& team, int rank, std::uint64_t since, WordName name,
                                                            std::uint64_t expected, std::uint64_t seen) {
   const std::uint64_t now = ptx::nanoseconds();
-  if (ptx::load_relaxed_system(&team.heap.at<HeapHeader>(rank, 0)->abort) != 0) return 0;
+  if (ptx::load_relaxed_system(&team.heap.at<HeapHeader>(rank, 0)->abort) != 0) {
+    hear_of_fault(team, rank);
+    return 0;
+  }
   if (since == 0) return now;
   const std::uint64_t deadline = *static_cast<const volatile std::uint64_t*>(&team.settings->deadline_nanoseconds);
   // Longer than any word's deadline: a fellow worker that waits for another rank names that rank first.

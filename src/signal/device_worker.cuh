@@ -61,6 +61,7 @@ class DeviceWorker : public WarpNumbers {
   /// The abort word as this launch found it; waits look at it anew.
   __device__ bool begin() {
     verb();
+    if (aborted_at_start_ && lane() == 0) hear_of_fault(team_, heap_.rank);
     return !aborted_at_start_;
   }
 
@@ -306,6 +307,7 @@ class DeviceWorker : public WarpNumbers {
     int go_on = 1;
     if (lane() == 0) {
       if (aborted()) {
+        hear_of_fault(team_, heap_.rank);
         go_on = 0;
       } else if (ptx::nanoseconds() - patience.since > deadline()) {
         fail(name, expected, seen);

@@ -75,9 +75,14 @@ void add_router(CLI::App& command, LayerArguments& a) {
 void add_execution(CLI::App& command, LayerArguments& a) {
   const char* run = "Execution";
   command.add_option("--ranks", a.ranks, "ranks that share the experts")->group(run)->check(whole_number);
-  command.add_option("--engine", a.engine, "host (cuda is not there yet)")->group(run)->capture_default_str();
-  command.add_option("--gpus", a.gpus, "GPUs of --engine cuda")->group(run)->check(whole_number);
-  command.add_flag("--processes", a.processes, "a process a rank instead of a thread")->group(run);
+  command.add_option("--engine", a.engine, "host, or cuda: rows travel between GPUs, experts still run on the host engine")
+      ->group(run)
+      ->capture_default_str();
+  command.add_option("--gpus", a.gpus, "GPUs of --engine cuda, ranks spread over them (default: all, at most one a rank)")
+      ->group(run)
+      ->check(whole_number);
+  command.add_flag("--processes", a.processes, "a process a rank instead of a thread; with --engine cuda a process a GPU")
+      ->group(run);
   command.add_option("--workers", a.workers, "protocol threads a rank")->group(run)->check(whole_number)->capture_default_str();
   command.add_option("--cap", a.cap, "most tokens a rank may bring (default: the largest batch of any rank)")
       ->group(run)

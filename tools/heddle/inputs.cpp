@@ -9,6 +9,7 @@
 #include <optional>
 #include <thread>
 
+#include "gpu_job.hpp"
 #include "group/memory.hpp"
 #include "heddle/plan.hpp"
 #include "words.hpp"
@@ -260,7 +261,7 @@ Inputs load_inputs(const LayerArguments& a) {
   if (!a.ranks) throw InputError("give --ranks N");
   inputs.ranks = *a.ranks;
   if (inputs.ranks < 1 || inputs.ranks > 1024) throw InputError(fmt::format("--ranks {}: 1 to 1024 are possible", inputs.ranks));
-  if (a.engine != "host") throw InputError(fmt::format("--engine {}: only the host engine is there yet", a.engine));
+  inputs.gpus = gpus_of(a, inputs.ranks);  // first of all: it forks
   if (a.deadline_ms < 1) throw InputError(fmt::format("--deadline-ms {}: at least 1 is needed", a.deadline_ms));
   RouterOptions router;
   router.topk = 0;
@@ -277,6 +278,7 @@ Inputs load_inputs(const LayerArguments& a) {
   split_tokens(a, inputs);
   inputs.processes = a.processes;
   inputs.deadline_ms = a.deadline_ms;
+  if (inputs.gpus > 0) inputs.notes.push_back(fmt::format("rows travel on {} GPUs, experts run on the host engine", inputs.gpus));
   load_experts(inputs.source);
   return inputs;
 }

@@ -18,7 +18,7 @@ namespace heddle::tool {
 /// What was typed; what was not is empty.
 struct LayerArguments {
   std::string layer, batch, preset, weights, trace, routing, hidden_states = "gaussian", save_inputs;
-  std::optional<int> layer_index, ranks, cap, hidden, intermediate, experts, topk, tokens;
+  std::optional<int> layer_index, ranks, gpus, cap, hidden, intermediate, experts, topk, tokens;
   std::uint64_t seed = 0;
   int trace_layer = 0, trace_step = 0, trace_expand = 1;
   std::string score, clamp;
@@ -27,7 +27,7 @@ struct LayerArguments {
   std::optional<float> route_scale;
   std::string engine = "host", runner = "auto", activation, scale = "ue8m0", weight_at = "activation", reduce = "rank", wire,
               combine_wire, gather = "padded", shared = "alone", deepep_mode = "normal";
-  int group = 128, gpus = 0, workers = 1, deadline_ms = 30000;
+  int group = 128, workers = 1, deadline_ms = 30000;
   bool processes = false, cpu_sync = false, tensor_parallel = false, shared_mxfp4 = false;
 };
 
@@ -47,6 +47,7 @@ struct Inputs {
   std::vector<std::string> notes;  ///< what a reader should know, e.g. that ids were expanded
   LayerOptions options;            ///< way left to the caller
   bool processes = false;
+  int gpus = 0;  ///< of --engine cuda; 0: the host engine
   int deadline_ms = 30000;
 
   int tokens() const { return routing.tokens; }

@@ -1,4 +1,4 @@
-// One call of a layer on all ranks, as threads or processes of this command.
+// One call of a layer on all ranks, as threads or processes of this command, on the host or with rows that travel on GPUs.
 #pragma once
 
 #include <string>
@@ -14,6 +14,7 @@ struct JobResult {
   std::vector<LayerReport> reports;  ///< a rank
   ExchangeOptions exchange;
   std::size_t heap_bytes = 0;  ///< a rank
+  std::uint64_t kernels = 0;   ///< launched by the exchange on all GPUs; 0 on the host engine
   double seconds = 0;          ///< of the slowest rank, creation not counted
   double copies = 0;           ///< a token, as sent
 

@@ -38,7 +38,7 @@ std::string title_of(const LayerOptions& options) {
 Json configuration_of(const Inputs& inputs, const LayerOptions& options, const JobResult& result) {
   const LayerShape& shape = inputs.source.shape;
   const Activation activation = activation_of(inputs.source.kind, options);
-  Json json{{"engine", "host"},
+  Json json{{"engine", inputs.gpus > 0 ? "cuda" : "host"},
             {"processes", inputs.processes},
             {"ranks", inputs.ranks},
             {"way", name(options.way)},
@@ -64,6 +64,10 @@ Json configuration_of(const Inputs& inputs, const LayerOptions& options, const J
             {"shared", inputs.source.shared ? word_of(shared_modes, options.shared) : "none"},
             {"workers", options.workers},
             {"deadline_ms", inputs.deadline_ms}};
+  if (inputs.gpus > 0) {
+    json["gpus"] = inputs.gpus;
+    json["experts_engine"] = "host";
+  }
   json["clamp"] = options.clamp ? Json(*options.clamp) : Json(nullptr);
   json["notes"] = inputs.notes;
   return json;
@@ -87,7 +91,7 @@ Json report_of(const Inputs& inputs, const LayerOptions& options, const JobResul
           {"copies_per_token", result.copies},
           {"host_waited", result.reports.front().host_waited},
           {"buffer_bytes", result.heap_bytes},
-          {"kernels_launched", 0}};
+          {"kernels_launched", result.kernels}};
 }
 
 }  // namespace heddle::tool

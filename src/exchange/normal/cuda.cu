@@ -247,6 +247,7 @@ class DeviceNormal final : public DeviceExchangeBase {
     }
   }
 
+  /// Only grows: freeing memory waits for all of this GPU's kernels, perhaps for those of others.
   void make_exact_memory() {
     const auto k = static_cast<std::size_t>(options_.topk);
     const std::size_t row_bytes = parameters_.layout.wire.row_bytes();
@@ -268,7 +269,11 @@ class DeviceNormal final : public DeviceExchangeBase {
     const std::size_t before = plan.take(chunks_of(static_cast<int>(most_received_ * k), kind_chunk) *
                                          static_cast<std::size_t>(local) * sizeof(std::int32_t));
     parameters_.exact_stride = align_up(plan.bytes(), 128);
-    exact_ = DeviceArray<std::byte>(device(), parameters_.exact_stride * static_cast<std::size_t>(local_ranks()));
+    const std::size_t bytes = parameters_.exact_stride * static_cast<std::size_t>(local_ranks());
+    if (bytes > exact_bytes_) {
+      exact_ = DeviceArray<std::byte>(device(), bytes);
+      exact_bytes_ = bytes;
+    }
     std::byte* base = exact_.data();
     parameters_.rows = base + rows;
     parameters_.routing = {options_.topk, reinterpret_cast<std::int32_t*>(base + ids), reinterpret_cast<float*>(base + weights)};
@@ -298,7 +303,7 @@ class DeviceNormal final : public DeviceExchangeBase {
   NormalCall parameters_;
   DeviceArray<std::byte> exact_;
   std::vector<int> received_;
-  std::size_t most_received_ = 0, most_returned_ = 0, sent_ = 0, arrived_ = 0;
+  std::size_t most_received_ = 0, most_returned_ = 0, sent_ = 0, arrived_ = 0, exact_bytes_ = 0;
 };
 
 }  // namespace

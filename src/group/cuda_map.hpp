@@ -1,0 +1,43 @@
+// Which GPU each rank of a group lives on, over all its processes.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "heddle/device.hpp"
+#include "heddle/group.hpp"
+
+namespace heddle::cuda {
+
+/// A GPU with the ranks on it, which are consecutive.
+struct Part {
+  int process = 0;   ///< member of the host group
+  int device = 0;    ///< as that process numbers its GPUs
+  std::string uuid;  ///< the same wherever the GPU is seen
+  int first_rank = 0;
+  int ranks = 0;
+};
+
+/// All GPUs of a group in the order of their ranks: by process, then as each process named its GPUs.
+struct DeviceMap {
+  std::vector<Part> parts;
+  int process = 0;        ///< this one
+  std::size_t first = 0;  ///< first of this process's parts
+  std::size_t gpus = 0;   ///< this process's parts
+
+  int ranks() const { return parts.back().first_rank + parts.back().ranks; }
+  const Part& own(std::size_t gpu) const { return parts[first + gpu]; }
+  bool owns(std::size_t part) const { return part >= first && part < first + gpus; }
+  /// "GPU 1", or where there are several processes "GPU 0 of process 1 (GPU-6a...)".
+  std::string name_of(std::size_t part) const;
+};
+
+/// A device's identity, "GPU-..." as tools print it.
+std::string uuid_of(int device);
+
+/// Collective: this process's `mine.ranks` ranks spread evenly over its GPUs, the first ones taking the remainder, behind
+/// the ranks of the processes before it. Throws InputError, on all processes alike, where there are fewer ranks than GPUs,
+/// GPUs that do not exist or were named twice, or more ranks than a group can have.
+DeviceMap map_ranks(Group& processes, const DeviceGroupOptions& mine);
+
+}  // namespace heddle::cuda

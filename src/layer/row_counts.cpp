@@ -1,0 +1,121 @@
+#include "layer/row_counts.hpp"
+
+#include <fmt/format.h>
+
+#include <sstream>
+
+#include "exchange/host_exchange.hpp"
+
+namespace heddle {
+
+namespace {
+
+/// Adds up rows to or from the live ranks.
+template <class RowsOf>
+ExchangeTraffic sum(int rank, const std::vector<bool>& live, std::size_t bytes_a_row, RowsOf rows_of) {
+  ExchangeTraffic traffic;
+  for (std::size_t peer = 0; peer < live.size(); ++peer) {
+    if (!live[peer]) continue;
+    const auto rows = static_cast<std::uint64_t>(rows_of(static_cast<int>(peer)));
+    const bool own = static_cast<int>(peer) == rank;
+    (own ? traffic.local_rows : traffic.remote_rows) += rows;
+    (own ? traffic.local_bytes : traffic.remote_bytes) += rows * bytes_a_row;
+  }
+  return traffic;
+}
+
+}  // namespace
+
+RowCounts::RowCounts(const ExchangeOptions& options)
+    : options_(options), sent_(static_cast<std::size_t>(options.placement.ranks())) {
+  for (Sent& sent : sent_) {
+    sent.rows.resize(sent_.size());
+    sent.pairs.resize(sent_.size());
+  }
+}
+
+void RowCounts::count(int rank, const ExchangeInput& input) {
+  Sent& sent = sent_[static_cast<std::size_t>(rank)];
+  sent = {input.tokens, std::vector<int>(sent_.size()), std::vector<int>(sent_.size())};
+  std::vector<int> last(sent_.size(), -1);  // token that was counted last for a rank
+  for (int token = 0; token < input.tokens; ++token) {
+    for (int choice = 0; choice < options_.topk; ++choice) {
+      const std::int32_t id = input.ids[static_cast<std::ptrdiff_t>(token) * options_.topk + choice];
+      if (id < 0) continue;
+      const auto to = static_cast<std::size_t>(options_.placement.rank_of(id));
+      ++sent.pairs[to];
+      if (last[to] != token) ++sent.rows[to];
+      last[to] = token;
+    }
+  }
+}
+
+std::string RowCounts::lines(int first_rank, int ranks) const {
+  std::string text;
+  for (int rank = first_rank; rank < first_rank + ranks; ++rank) {
+    text += fmt::format("{} {}", rank, of(rank).tokens);
+    for (const int rows : of(rank).rows) text += fmt::format(" {}", rows);
+    for (const int pairs : of(rank).pairs) text += fmt::format(" {}", pairs);
+    text += '\n';
+  }
+  return text;
+}
+
+void RowCounts::take(const std::string& lines) {
+  std::istringstream stream(lines);
+  for (std::size_t rank = 0; stream >> rank;) {
+    Sent& sent = sent_.at(rank);
+    stream >> sent.tokens;
+    for (int& rows : sent.rows) stream >> rows;
+    for (int& pairs : sent.pairs) stream >> pairs;
+  }
+}
+
+int RowCounts::rows(int from, int to) const {
+  const auto& counts = options_.way == Way::low_latency ? of(from).pairs : of(from).rows;
+  return counts[static_cast<std::size_t>(to)];
+}
+
+ExchangeTraffic RowCounts::dispatched(int rank, const std::vector<bool>& live) const {
+  const std::size_t bytes = wire_format(options_).reported_bytes();
+  if (options_.way != Way::gather) return sum(rank, live, bytes, [&](int peer) { return rows(rank, peer); });
+  if (options_.gather != GatherMode::zero_filled) return sum(rank, live, bytes, [&](int) { return of(rank).tokens; });
+  // An all-reduce: every live rank pulls a share of all rows from all and pushes the sums to all.
+  int all = 0, ranks = 0, position = 0;
+  for (std::size_t peer = 0; peer < live.size(); ++peer) {
+    if (!live[peer]) continue;
+    if (static_cast<int>(peer) < rank) ++position;
+    ++ranks;
+    all += of(static_cast<int>(peer)).tokens;
+  }
+  const int share = all / ranks + (position < all % ranks ? 1 : 0);
+  return sum(rank, live, bytes, [&](int) { return 2 * share; });
+}
+
+ExchangeTraffic RowCounts::combined(int rank, const std::vector<bool>& live) const {
+  const std::size_t bytes = returned_format(options_).reported_bytes();
+  switch (options_.way) {
+    case Way::gather:  // pulled
+      return sum(rank, live, bytes, [&](int) { return of(rank).tokens; });
+    case Way::one_sided:  // likewise
+      return sum(rank, live, bytes, [&](int peer) { return rows(rank, peer); });
+    case Way::elastic:
+      if (options_.reduce == Reduce::rank) break;
+      return sum(rank, live, bytes, [&](int home) { return of(home).pairs[static_cast<std::size_t>(rank)]; });
+    default:
+      break;
+  }
+  return sum(rank, live, bytes, [&](int home) { return rows(home, rank); });
+}
+
+int RowCounts::received(int rank, const std::vector<bool>& live) const {
+  int received = 0;
+  for (std::size_t peer = 0; peer < live.size(); ++peer) {
+    if (!live[peer]) continue;
+    const int from = static_cast<int>(peer);
+    received += options_.way == Way::gather ? of(from).tokens : rows(from, rank);
+  }
+  return received;
+}
+
+}  // namespace heddle

@@ -1,0 +1,43 @@
+// What ranks send each other in a round trip, worked out from their ids: for an exchange whose own counts stay on a GPU.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "heddle/exchange.hpp"
+
+namespace heddle {
+
+/// One call: every rank's counts must be known before anything is asked. No meaning for gather's tensor_parallel, where no
+/// row travels.
+class RowCounts {
+ public:
+  explicit RowCounts(const ExchangeOptions& options);
+
+  /// Counts a rank's choices.
+  void count(int rank, const ExchangeInput& input);
+  /// A rank's counts as text for other processes, and back; a line a rank.
+  std::string lines(int first_rank, int ranks) const;
+  void take(const std::string& lines);
+
+  /// As the host engine's take_traffic after each half of the round trip.
+  ExchangeTraffic dispatched(int rank, const std::vector<bool>& live) const;
+  ExchangeTraffic combined(int rank, const std::vector<bool>& live) const;
+  /// As Arrived::received.
+  int received(int rank, const std::vector<bool>& live) const;
+
+ private:
+  struct Sent {
+    int tokens = 0;
+    std::vector<int> rows, pairs;  ///< to each rank: tokens with an expert there, and their choices
+  };
+  const Sent& of(int rank) const { return sent_[static_cast<std::size_t>(rank)]; }
+  /// Rows of `from` for `to` in a dispatch, by all ways but gather.
+  int rows(int from, int to) const;
+
+  ExchangeOptions options_;
+  std::vector<Sent> sent_;  ///< a rank
+};
+
+}  // namespace heddle

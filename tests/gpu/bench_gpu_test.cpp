@@ -1,0 +1,189 @@
+// `heddle bench exchange` from outside: what it refuses (no GPU needed), and that every table and the JSON are complete and add up.
+// The command is the one beside this program's folder, or in it, or HEDDLE_COMMAND.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "gpu/device_run.hpp"
+
+namespace heddle {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+fs::path command() {
+  if (const char* given = std::getenv("HEDDLE_COMMAND")) return given;
+  const fs::path here = fs::read_symlink("/proc/self/exe").parent_path();
+  return fs::exists(here.parent_path() / "heddle") ? here.parent_path() / "heddle" : here / "heddle";
+}
+
+struct Ran {
+  int status = -1;
+  std::string text;  ///< standard output and error
+};
+
+Ran bench(const std::string& arguments) {
+  Ran ran;
+  FILE* pipe = popen(fmt::format("'{}' bench exchange {} 2>&1", command().string(), arguments).c_str(), "r");
+  if (pipe == nullptr) return ran;
+  std::array<char, 4096> part;
+  while (std::fgets(part.data(), static_cast<int>(part.size()), pipe) != nullptr) ran.text += part.data();
+  const int status = pclose(pipe);
+  ran.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return ran;
+}
+
+class BenchGpu : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!fs::exists(command())) GTEST_SKIP() << "the command is not at " << command();
+  }
+  void TearDown() override { fs::remove(file_); }
+
+  /// A small run on two ranks or more; its JSON, null if it failed.
+  Json run(const std::string& arguments, int hidden = 256) {
+    const int ranks = std::max(2, gpus_here());
+    const Ran ran = bench(
+        fmt::format("--ranks {} --gpus {} --hidden {} --experts 12 --topk 3 --replays 3 --round-trips 2 --commit abc --json {} {}",
+                    ranks, gpus_here(), hidden, file_.string(), arguments));
+    EXPECT_EQ(ran.status, 0) << ran.text;
+    if (ran.status != 0) return nullptr;
+    std::ifstream stream(file_);
+    Json object = Json::parse(stream);
+    EXPECT_EQ(object["ranks"], ranks);
+    EXPECT_EQ(object["commit"], "abc");
+    EXPECT_EQ(object.count("failed"), 0u) << object["failed"];
+    EXPECT_GT(object["floor"]["empty_grid_us"].get<double>(), 0.0);
+    return object;
+  }
+
+  fs::path file_ = fs::temp_directory_path() / ("heddle_bench_" + std::to_string(getpid()) + ".json");
+};
+
+TEST_F(BenchGpu, RefusesByName) {
+  const std::array<std::array<const char*, 2>, 7> cases{{{"--way mega", "--way does not know 'mega'"},
+                                                         {"--wire fp7", "--wire does not know 'fp7'"},
+                                                         {"--combine-wire fp7", "--combine-wire does not know 'fp7'"},
+                                                         {"--tokens 8,0", "--tokens 0: at least 1 is needed"},
+                                                         {"--sms-sweep 8,-1", "--sms-sweep -1: at least 1 is needed"},
+                                                         {"--overlap-sms 4", "--overlap"},
+                                                         {"--replays 0", "--replays"}}};
+  for (const auto& [arguments, part] : cases) {
+    const Ran ran = bench(arguments);
+    EXPECT_EQ(ran.status, 2) << arguments << "\n" << ran.text;
+    EXPECT_NE(ran.text.find(part), std::string::npos) << arguments << "\nshould name " << part << ": " << ran.text;
+  }
+}
+
+TEST_F(BenchGpu, RoundTripsOfEveryWayAndWire) {
+  SKIP_WITHOUT_GPU();
+  const Json object =
+      run("--way gather,normal,low_latency,elastic,one_sided --wire bf16,fp8,nvfp4 --combine-wire bf16,fp8 --tokens 1,33");
+  if (object.is_null()) return;
+  const Json& rows = object["rows"];
+  EXPECT_EQ(rows.size(), 5u * 3 * 2 * 2);
+  for (const Json& row : rows) {
+    SCOPED_TRACE(row.dump().substr(0, 200));
+    ASSERT_EQ(row.count("failed"), 0u);
+    EXPECT_EQ(row["samples_us"].size(), 3u);
+    for (const char* field : {"median_us", "dispatch_us", "combine_us", "floor_us"})
+      EXPECT_GT(row[field].get<double>(), 0.0) << field;
+    EXPECT_LE(row["least_us"], row["median_us"]);
+    EXPECT_LE(row["median_us"], row["most_us"]);
+    EXPECT_EQ(row["graph"].get<bool>(), row["way"] != "normal");
+    EXPECT_EQ(row.count("host_blocked_us"), row["way"] == "normal" ? 1u : 0u);
+    const bool in_place = (row["way"] == "gather" || row["way"] == "one_sided") && row["combine_wire"] == "bf16";
+    EXPECT_EQ(row["results_in_place"].get<bool>(), in_place);
+  }
+}
+
+// Rows of the busiest GPU, where they do not depend on the routing: gather's go to every rank, low_latency's are one a choice.
+TEST_F(BenchGpu, RowsAddUp) {
+  SKIP_WITHOUT_GPU();
+  const Json object = run("--way gather,low_latency --wire bf16 --tokens 20");
+  if (object.is_null()) return;
+  const double ranks = object["ranks"].get<double>();
+  const double gpus = gpus_here();
+  for (const Json& row : object["rows"]) {
+    SCOPED_TRACE(row.dump().substr(0, 200));
+    ASSERT_EQ(row.count("failed"), 0u);
+    const double remote = row["remote_rows"].get<double>();
+    const double local = row["local_rows"].get<double>();
+    EXPECT_EQ(row["remote_bytes"].get<double>(), remote * 256 * 2);
+    EXPECT_EQ(row["local_bytes"].get<double>(), local * 256 * 2);
+    if (gpus == 1) {
+      EXPECT_EQ(remote, 0.0);
+      EXPECT_EQ(local, 2 * ranks * 20 * (row["way"] == "gather" ? ranks : 3));
+    } else if (row["way"] == "gather" && ranks == gpus) {
+      EXPECT_EQ(remote, 2 * 20 * (ranks - 1));
+      EXPECT_EQ(local, 2.0 * 20);
+    } else {
+      EXPECT_GT(remote, 0.0);
+    }
+  }
+}
+
+TEST_F(BenchGpu, NcclOrTheReasonWhyNot) {
+  SKIP_WITHOUT_GPU();
+  const Json object = run("--way nccl,gather_nccl --wire bf16 --tokens 16");
+  if (object.is_null()) return;
+  ASSERT_EQ(object["rows"].size(), 2u);
+  for (const Json& row : object["rows"]) {
+    if (row.count("failed") == 1) {
+      std::printf("not measured: %s\n", row["failed"].get<std::string>().c_str());
+      EXPECT_FALSE(row["failed"].get<std::string>().empty());
+      continue;
+    }
+    EXPECT_GT(row["median_us"].get<double>(), 0.0);
+    if (row["way"] == "nccl") {
+      EXPECT_EQ(row["forms"].size(), 2u);
+      EXPECT_EQ(row["median_us"], row["forms"][row["form"].get<std::string>()]["median_us"]);
+    }
+  }
+}
+
+TEST_F(BenchGpu, Studies) {
+  SKIP_WITHOUT_GPU();
+  const Json layouts = run("--layout-cost --wire fp8 --tokens 9");
+  if (layouts.is_null()) return;
+  EXPECT_EQ(layouts["layouts"].size(), 1u + 3 + 1 + 3 + 1) << "gather, normal, low_latency, elastic, one_sided";
+  for (const Json& row : layouts["layouts"]) EXPECT_EQ(row.count("layout_us"), 1u) << row;
+  const Json sweep = run("--sms-sweep 4,8 --way one_sided,elastic --wire bf16 --tokens 9");
+  if (sweep.is_null()) return;
+  EXPECT_EQ(sweep["sms_sweep"].size(), 2u);
+  for (const Json& row : sweep["sms_sweep"]) {
+    EXPECT_EQ(row["median_us"].size(), 2u) << row;
+    EXPECT_GE(row["rule_over_best"].get<double>(), 1.0) << row;
+  }
+  const Json overlap = run("--overlap 5,20 --overlap-sms 8 --wire fp8 --tokens 9");
+  if (overlap.is_null()) return;
+  EXPECT_EQ(overlap["overlap"].size(), 2u);
+  for (const Json& row : overlap["overlap"]) {
+    for (const char* field : {"work_us", "exchange_us", "one_stream_us", "two_streams_us"})
+      EXPECT_GT(row[field].get<double>(), 0.0) << row;
+  }
+}
+
+// 400,000 tokens of low_latency ask for more than 150 GB a rank.
+TEST_F(BenchGpu, WhatDoesNotFitIsALineAndNotTheEnd) {
+  SKIP_WITHOUT_GPU();
+  const Json object = run("--way low_latency --wire bf16 --tokens 9,400000,7", 7168);
+  if (object.is_null()) return;
+  ASSERT_EQ(object["rows"].size(), 3u);
+  EXPECT_EQ(object["rows"][0].count("failed"), 0u);
+  EXPECT_EQ(object["rows"][1].count("failed"), 1u) << "it fitted";
+  EXPECT_EQ(object["rows"][2].count("failed"), 0u) << "the failure before left something behind";
+}
+
+}  // namespace
+}  // namespace heddle

@@ -1,0 +1,171 @@
+#include "bench_replay.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+#include "bench_kernels.hpp"
+#include "group/cuda_driver.hpp"
+#include "heddle/error.hpp"
+
+namespace heddle::tool {
+
+using cuda::check;
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+Lanes::Lanes(std::vector<int> devices, std::chrono::milliseconds deadline) : devices_(std::move(devices)), deadline_(deadline) {
+  for (const int device : devices_) {
+    const cuda::DeviceScope scope(device);
+    cudaStream_t stream = nullptr;
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+    streams_.push_back(stream);
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+    second_.push_back(stream);
+  }
+  check(cudaHostAlloc(reinterpret_cast<void**>(&gate_), sizeof *gate_, cudaHostAllocPortable | cudaHostAllocMapped), "gate");
+  *gate_ = 0;
+  check(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, devices_.front()), "number of SMs");
+}
+
+Lanes::~Lanes() {
+  for (cudaStream_t stream : streams_) cudaStreamDestroy(stream);
+  for (cudaStream_t stream : second_) cudaStreamDestroy(stream);
+  cudaFreeHost(gate_);
+}
+
+void Lanes::close_gate() {
+  ++number_;
+  for (std::size_t gpu = 0; gpu < gpus(); ++gpu) {
+    const cuda::DeviceScope scope(device(gpu));
+    launch_gate(gate_, number_, stream(gpu));
+  }
+}
+
+void Lanes::open_gate() { std::atomic_ref<std::uint32_t>(*gate_).store(number_, std::memory_order_release); }
+
+void Lanes::settle(const std::function<void()>& give_up) {
+  const auto since = std::chrono::steady_clock::now();
+  // Kernels of the library end by themselves at the deadline; twice that is for those of others.
+  const auto patience = 2 * deadline_ + std::chrono::seconds(1);
+  for (std::size_t gpu = 0; gpu < gpus(); ++gpu) {
+    const cuda::DeviceScope scope(device(gpu));
+    for (;;) {
+      const cudaError_t status = cudaStreamQuery(stream(gpu));
+      if (status == cudaSuccess) break;
+      if (status != cudaErrorNotReady) check(status, "work on the GPU");
+      if (std::chrono::steady_clock::now() - since > patience) {
+        if (give_up) give_up();
+        throw Error(ErrorKind::fault,
+                    fmt::format("GPU {} is not done after {} s", device(gpu), std::chrono::duration<double>(patience).count()));
+      }
+      std::this_thread::yield();
+    }
+  }
+}
+
+Marks::Marks(Lanes& lanes) : lanes_(lanes), events_(lanes.gpus()) {}
+
+Marks::~Marks() {
+  for (const auto& of_gpu : events_) {
+    for (cudaEvent_t event : of_gpu) cudaEventDestroy(event);
+  }
+}
+
+void Marks::mark(std::size_t gpu) {
+  const cuda::DeviceScope scope(lanes_.device(gpu));
+  cudaEvent_t event = nullptr;
+  check(cudaEventCreate(&event), "event");
+  events_[gpu].push_back(event);
+  check(cudaEventRecordWithFlags(event, lanes_.stream(gpu), cudaEventRecordExternal), "mark in a graph");
+}
+
+double Marks::between(std::size_t from, std::size_t to) const {
+  double slowest = 0;
+  for (const auto& of_gpu : events_) {
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, of_gpu[from], of_gpu[to]), "time between marks");
+    slowest = std::max(slowest, 1e3 * static_cast<double>(milliseconds));
+  }
+  return slowest;
+}
+
+Replay::Replay(Lanes& lanes, const std::function<void()>& work) : lanes_(lanes) {
+  for (std::size_t gpu = 0; gpu < lanes.gpus(); ++gpu) {
+    const cuda::DeviceScope scope(lanes.device(gpu));
+    check(cudaStreamBeginCapture(lanes.stream(gpu), cudaStreamCaptureModeRelaxed), "capture");
+  }
+  std::exception_ptr failed;
+  try {
+    work();
+  } catch (...) {
+    failed = std::current_exception();
+  }
+  for (std::size_t gpu = 0; gpu < lanes.gpus(); ++gpu) {
+    const cuda::DeviceScope scope(lanes.device(gpu));
+    cudaGraph_t graph = nullptr;
+    const cudaError_t status = cudaStreamEndCapture(lanes.stream(gpu), &graph);
+    if (failed) {
+      cudaGetLastError();
+      if (graph != nullptr) cudaGraphDestroy(graph);
+      continue;
+    }
+    check(status, "end of the capture");
+    cudaGraphExec_t executable = nullptr;
+    check(cudaGraphInstantiate(&executable, graph, 0), "graph");
+    check(cudaGraphDestroy(graph), "graph");
+    graphs_.push_back(executable);
+    cudaEvent_t event = nullptr;
+    check(cudaEventCreate(&event), "event");
+    begins_.push_back(event);
+    check(cudaEventCreate(&event), "event");
+    ends_.push_back(event);
+  }
+  if (failed) std::rethrow_exception(failed);
+}
+
+Replay::~Replay() {
+  for (cudaGraphExec_t graph : graphs_) cudaGraphExecDestroy(graph);
+  for (cudaEvent_t event : begins_) cudaEventDestroy(event);
+  for (cudaEvent_t event : ends_) cudaEventDestroy(event);
+}
+
+double Replay::once(bool gated, const std::function<void()>& give_up) {
+  if (gated) lanes_.close_gate();
+  for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) {
+    const cuda::DeviceScope scope(lanes_.device(gpu));
+    check(cudaEventRecord(begins_[gpu], lanes_.stream(gpu)), "event");
+    check(cudaGraphLaunch(graphs_[gpu], lanes_.stream(gpu)), "replay");
+    check(cudaEventRecord(ends_[gpu], lanes_.stream(gpu)), "event");
+  }
+  lanes_.open_gate();
+  lanes_.settle(give_up);
+  double slowest = 0;
+  for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) {
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, begins_[gpu], ends_[gpu]), "event");
+    slowest = std::max(slowest, 1e3 * static_cast<double>(milliseconds));
+  }
+  return slowest;
+}
+
+std::vector<double> Replay::run(int replays, const std::function<void()>& check_calls, const std::function<void()>& give_up,
+                                const After& after) {
+  std::vector<double> samples;
+  for (int replay = -3; replay < replays; ++replay) {
+    const double microseconds = once(replay > -3, give_up);  // the first launch uploads the graph
+    check_calls();
+    if (replay < 0) continue;
+    samples.push_back(microseconds);
+    if (after) after();
+  }
+  return samples;
+}
+
+}  // namespace heddle::tool

@@ -1,0 +1,89 @@
+// How the benchmark takes time: the same work captured in a graph a GPU, all graphs let go together, events
+// around them or inside (exchange-ways article, section 8.1).
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace heddle::tool {
+
+/// The middle of some numbers; 0 of none.
+double median(std::vector<double> values);
+
+/// Two streams a GPU, and a gate that holds the first ones until the host opens it.
+class Lanes {
+ public:
+  Lanes(std::vector<int> devices, std::chrono::milliseconds deadline);
+  ~Lanes();
+  Lanes(const Lanes&) = delete;
+  Lanes& operator=(const Lanes&) = delete;
+
+  std::size_t gpus() const { return devices_.size(); }
+  const std::vector<int>& devices() const { return devices_; }
+  int device(std::size_t gpu) const { return devices_[gpu]; }
+  cudaStream_t stream(std::size_t gpu) const { return streams_[gpu]; }
+  cudaStream_t second(std::size_t gpu) const { return second_[gpu]; }
+  int sms() const { return sms_; }  ///< of the first GPU
+  std::chrono::milliseconds deadline() const { return deadline_; }
+
+  /// Queues the gate on all streams; `open` lets them go.
+  void close_gate();
+  void open_gate();
+  /// Waits for everything on all first streams. Throws Error if that takes more than the deadline, after
+  /// having called `give_up`, which makes kernels leave that would wait for ever.
+  void settle(const std::function<void()>& give_up = {});
+
+ private:
+  std::vector<int> devices_;
+  std::chrono::milliseconds deadline_;
+  std::vector<cudaStream_t> streams_, second_;
+  std::uint32_t* gate_ = nullptr;  ///< pinned
+  std::uint32_t number_ = 0;
+  int sms_ = 0;
+};
+
+/// Points in time on the GPUs, marked inside a graph.
+class Marks {
+ public:
+  explicit Marks(Lanes& lanes);
+  ~Marks();
+  Marks(const Marks&) = delete;
+  Marks& operator=(const Marks&) = delete;
+
+  /// To be called while the stream is captured: the next mark of this GPU.
+  void mark(std::size_t gpu);
+  /// After a replay: microseconds between marks `from` and `to`, of the GPU where it took longest.
+  double between(std::size_t from, std::size_t to) const;
+
+ private:
+  Lanes& lanes_;
+  std::vector<std::vector<cudaEvent_t>> events_;  ///< a GPU
+};
+
+/// What `work` queues on the lanes' first streams, as a graph a GPU.
+class Replay {
+ public:
+  Replay(Lanes& lanes, const std::function<void()>& work);
+  ~Replay();
+  Replay(const Replay&) = delete;
+  Replay& operator=(const Replay&) = delete;
+
+  /// Called after each replay but the first ones, which only warm up.
+  using After = std::function<void()>;
+  /// Microseconds of each replay on the slowest GPU. `check` throws if something went wrong; `give_up` as in settle.
+  std::vector<double> run(int replays, const std::function<void()>& check, const std::function<void()>& give_up = {},
+                          const After& after = {});
+
+ private:
+  double once(bool gated, const std::function<void()>& give_up);
+
+  Lanes& lanes_;
+  std::vector<cudaGraphExec_t> graphs_;
+  std::vector<cudaEvent_t> begins_, ends_;
+};
+
+}  // namespace heddle::tool

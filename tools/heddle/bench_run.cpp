@@ -1,0 +1,269 @@
+#include "bench_run.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <optional>
+
+#include "bench_machine.hpp"
+#include "bench_nccl.hpp"
+#include "bench_studies.hpp"
+#include "heddle/error.hpp"
+#include "heddle/version.hpp"
+#include "words.hpp"
+
+namespace heddle::tool {
+
+const std::map<std::string, Way> own_ways{{"gather", Way::gather},
+                                          {"normal", Way::normal},
+                                          {"low_latency", Way::low_latency},
+                                          {"elastic", Way::elastic},
+                                          {"one_sided", Way::one_sided}};
+
+std::string label_of(const Row& row) {
+  const Configuration& c = row.configuration;
+  return fmt::format("{:<12} {:<5} {:<5} {:>6}", row.way, word_of(wires, c.wire), word_of(wires, c.combine_wire), c.tokens);
+}
+
+void print_line(const std::string& line) {
+  fmt::print("{}\n", line);
+  std::fflush(stdout);
+}
+
+namespace {
+
+bool for_lack_of_memory(const Error& error) {
+  return std::string(error.what()).find(cudaGetErrorName(cudaErrorMemoryAllocation)) != std::string::npos;
+}
+
+void print_times(const std::string& label, const Json& entry, const std::string& remark) {
+  const auto number = [&](const char* field) { return entry.at(field).get<double>(); };
+  print_line(fmt::format("{} {:>9.2f} {:>9.2f} {:>9.2f} {:>9.2f} {:>9.2f} {:>9.3f} {:>9.3f} {:>5.0f}% {:>8.1f} {:>6.2f}{}", label,
+                         number("median_us"), number("least_us"), number("most_us"), number("dispatch_us"), number("combine_us"),
+                         number("remote_bytes") / 1e6, number("local_bytes") / 1e6, 100 * number("share_of_link"),
+                         number("floor_us"), number("times_floor"), remark));
+}
+
+void print_title(int hidden) {
+  print_line(fmt::format("\nhidden {}\n{:<12} {:<5} {:<5} {:>6} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6} {:>8} {:>6}",
+                         hidden, "way", "wire", "back", "tokens", "median", "least", "most", "dispatch", "combine", "remote MB",
+                         "local MB", "link", "floor", "times"));
+}
+
+}  // namespace
+
+void attempt(Json& to, const Json& entry, const std::string& label, const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::input && !for_lack_of_memory(error)) throw;
+    print_line(fmt::format("{} not measured: {}", label, error.what()));
+    Json failed = entry;
+    failed["failed"] = error.what();
+    to.push_back(failed);
+  }
+}
+
+Json Run::entry_of(const Batch& batch, const Row& row) const {
+  const Configuration& c = row.configuration;
+  return {{"way", row.way},
+          {"wire", word_of(wires, c.wire)},
+          {"combine_wire", word_of(wires, c.combine_wire)},
+          {"arrived", name(c.arrived)},
+          {"hidden", batch.hidden()},
+          {"tokens", c.tokens},
+          {"sms", c.sms}};
+}
+
+void Run::add_times(Json& entry, const Times& times, const Traffic& traffic) const {
+  const double middle = median(times.round_trips);
+  entry["median_us"] = middle;
+  entry["least_us"] = *std::min_element(times.round_trips.begin(), times.round_trips.end());
+  entry["most_us"] = *std::max_element(times.round_trips.begin(), times.round_trips.end());
+  entry["dispatch_us"] = median(times.dispatch);
+  entry["combine_us"] = median(times.combine);
+  if (!times.host_blocked.empty()) entry["host_blocked_us"] = median(times.host_blocked);
+  entry["remote_bytes"] = traffic.remote_bytes;
+  entry["local_bytes"] = traffic.local_bytes;
+  entry["remote_rows"] = traffic.remote_rows;
+  entry["local_rows"] = traffic.local_rows;
+  entry["share_of_link"] = traffic.remote_bytes / (middle * 1e-6) / link_rate();
+  entry["floor_us"] = floor_us(traffic);
+  entry["times_floor"] = middle / floor_us(traffic);
+  entry["samples_us"] = times.round_trips;
+}
+
+void Run::measure_floor() {
+  const int sms = a_.sms > 0 ? a_.sms : lanes_.sms();
+  const double grid = time_empty(lanes_, ranks_a_gpu(), sms, false, a_.round_trips, a_.replays);
+  double cluster = grid;
+  try {
+    cluster = time_empty(lanes_, ranks_a_gpu(), 16 * ranks_a_gpu(), true, a_.round_trips, a_.replays);
+  } catch (const Error& error) {
+    print_line(fmt::format("clusters of 16 CTAs do not fit here: {}", error.what()));
+  }
+  floor_ = {{"empty_grid_us", grid}, {"empty_cluster_us", cluster}, {"ctas", sms}, {"word_us", 1e6 * word_seconds(lanes_)}};
+  empty_us_ = std::min(grid, cluster);
+  print_line(
+      fmt::format("an empty round trip, two launches in a graph: {:.2f} us with {} CTAs of 256 threads a GPU, {:.2f} us with one "
+                  "cluster of 16 a rank",
+                  grid, sms, cluster));
+  print_line(
+      fmt::format("floor: the lesser of these, {:.2f} us for two words between GPUs, and rows at {:.0f} GB/s a link or a "
+                  "copy in memory",
+                  1e6 * word_seconds(lanes_), link_rate() / 1e9));
+}
+
+std::vector<Row> Run::rows(const std::vector<std::string>& ways) const {
+  std::vector<Row> all;
+  for (const std::string& way_name : ways) {
+    if (own_ways.count(way_name) == 0) continue;
+    const Way way = own_ways.at(way_name);
+    for (const std::string& wire : a_.wires) {
+      for (const std::string& back : a_.combine_wires) {
+        for (const int tokens : a_.tokens) {
+          all.push_back({way_name,
+                         {way, value_of(wires, "--wire", wire), value_of(wires, "--combine-wire", back), default_layout(way),
+                          tokens, a_.experts, a_.sms, nullptr}});
+        }
+      }
+    }
+  }
+  return all;
+}
+
+void Run::round_trip(Batch& batch, const Row& row) {
+  const std::string label = label_of(row);
+  Json entry = entry_of(batch, row);
+  attempt(rows_, entry, label, [&] {
+    Setup setup(row.configuration, batch, lanes_);
+    const bool eager = row.configuration.way == Way::normal;
+    const Times times = eager ? time_eager(setup, a_.replays) : time_replays(setup, a_.round_trips, a_.replays);
+    add_times(entry, times, traffic_of(setup.options(), batch, row.configuration.tokens));
+    entry["heap_bytes"] = setup.heap_bytes();
+    entry["graph"] = !eager;
+    entry["results_in_place"] = setup.results_in_place();
+    std::string remark = eager ? fmt::format("  host blocked {:.1f} us", median(times.host_blocked)) : "";
+    if (setup.results_in_place()) remark += "  in place";
+    print_times(label, entry, remark);
+    rows_.push_back(entry);
+  });
+}
+
+void Run::nccl_round_trip(Batch& batch, int tokens) {
+  Row row{"nccl", {}};
+  row.configuration.way = Way::gather;  // whose bytes these are
+  row.configuration.tokens = tokens;
+  row.configuration.experts = a_.experts;
+  const std::string label = label_of(row);
+  Json entry = entry_of(batch, row);
+  attempt(rows_, entry, label, [&] {
+    if (communicators_ == nullptr) throw InputError(no_nccl_);
+    std::optional<NcclTimes> best;
+    std::string best_form;
+    for (const bool symmetric : {false, true}) {
+      const NcclTimes times = time_nccl(*communicators_, lanes_, batch, tokens, a_.round_trips, a_.replays, symmetric);
+      const std::string form = symmetric ? "symmetric" : "plain";
+      if (!times.failed.empty()) {
+        entry["forms"][form] = {{"failed", times.failed}};
+        continue;
+      }
+      entry["forms"][form] = {{"median_us", median(times.round_trips)}, {"samples_us", times.round_trips}};
+      if (best && median(best->round_trips) <= median(times.round_trips)) continue;
+      best = times;
+      best_form = form;
+    }
+    if (!best) throw InputError(entry["forms"]["plain"]["failed"].get<std::string>());
+    Times times;
+    times.round_trips = best->round_trips;
+    times.dispatch = best->dispatch;
+    times.combine = best->combine;
+    entry["form"] = best_form;
+    entry["nccl"] = communicators_->version();
+    add_times(entry, times, traffic_of(options_of(row.configuration, batch), batch, tokens));
+    print_times(label, entry, "  " + best_form);
+    rows_.push_back(entry);
+  });
+}
+
+void Run::round_trips(Batch& batch) {
+  print_title(batch.hidden());
+  for (const Row& row : rows(a_.ways)) round_trip(batch, row);
+}
+
+void Run::nccl(Batch& batch) {
+  if (communicators_ == nullptr && no_nccl_.empty()) {
+    try {
+      if (a_.ranks != static_cast<int>(lanes_.gpus())) throw InputError("NCCL needs a GPU for each rank; ranks share GPUs here");
+      communicators_ = make_communicators(lanes_);
+    } catch (const Error& error) {
+      no_nccl_ = error.what();
+    }
+  }
+  print_title(batch.hidden());
+  if (wants("nccl")) {
+    for (const int tokens : a_.tokens) nccl_round_trip(batch, tokens);
+  }
+  for (Row row : wants("gather_nccl") ? rows({"gather"}) : std::vector<Row>{}) {
+    row.way = "gather_nccl";
+    row.configuration.nccl = communicators_;
+    if (communicators_ != nullptr) {
+      round_trip(batch, row);
+    } else {
+      attempt(rows_, entry_of(batch, row), label_of(row), [&] { throw InputError(no_nccl_); });
+    }
+  }
+}
+
+void Run::all(const std::function<void()>& save) {
+  const int most = *std::max_element(a_.tokens.begin(), a_.tokens.end());
+  const BatchRouting routing = make_routing(a_, a_.ranks, most);
+  routing_note_ = routing.note;
+  topk_ = routing.topk;
+  print_line(
+      fmt::format("{} ranks on {} GPUs, {} experts, top-{}, routing {}; us a round trip (dispatch + combine), median of {} "
+                  "replays of {}",
+                  a_.ranks, lanes_.gpus(), a_.experts, topk_, routing_note_, a_.replays, a_.round_trips));
+  measure_floor();
+  machine_ = machine_of(lanes_);  // while the GPUs are awake, for their clocks
+  const bool round_trips_wanted = !a_.layout_cost && a_.sweep.empty() && a_.overlap.empty();
+  for (const int hidden : a_.hidden) {
+    Batch batch(lanes_, routing, hidden, a_.seed);
+    if (round_trips_wanted && !rows(a_.ways).empty()) round_trips(batch);
+    if (a_.layout_cost) layout_costs(batch);
+    if (!a_.sweep.empty()) sweeps(batch);
+    if (!a_.overlap.empty()) overlaps(batch);
+  }
+  // NCCL comes last: once it has opened GPUs to each other, freeing memory on one waits for the kernels of all, and those of
+  // `normal`, which frees memory when a call needs more than any before, may be waiting for that very call.
+  if (!round_trips_wanted || !(wants("nccl") || wants("gather_nccl"))) return;
+  save();
+  for (const int hidden : a_.hidden) {
+    Batch batch(lanes_, routing, hidden, a_.seed);
+    nccl(batch);
+  }
+}
+
+Json Run::json() const {
+  return {{"heddle", version},
+          {"benchmark", "exchange"},
+          {"date", now_in_utc()},
+          {"commit", a_.commit},
+          {"command", command_line()},
+          {"machine", machine_},
+          {"ranks", a_.ranks},
+          {"hidden", a_.hidden.front()},
+          {"experts", a_.experts},
+          {"topk", topk_},
+          {"routing", routing_note_},
+          {"round_trips_a_replay", a_.round_trips},
+          {"link_bytes_per_second", link_rate()},
+          {"floor", floor_},
+          {"rows", rows_},
+          {"layouts", layouts_},
+          {"sms_sweep", sweeps_},
+          {"overlap", overlaps_}};
+}
+
+}  // namespace heddle::tool

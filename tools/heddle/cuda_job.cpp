@@ -1,0 +1,124 @@
+#include "cuda_job.hpp"
+
+#include <cuda_runtime.h>
+#include <fmt/format.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <numeric>
+#include <optional>
+
+#include "children.hpp"
+#include "gpu_job.hpp"
+#include "heddle/device.hpp"
+#include "layer/cuda_ranks.hpp"
+
+namespace heddle::tool {
+
+int gpus_present() {
+  std::fflush(nullptr);
+  const pid_t child = fork();
+  if (child == 0) {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
+    _exit(std::min(count, 250));
+  }
+  int status = 0;
+  while (child > 0 && waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  return child > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+}
+
+namespace {
+
+/// What all ranks of the job share, without the experts.
+LayerWeights common_weights(const Job& job) {
+  LayerWeights weights;
+  weights.shape = job.inputs.source.shape;
+  weights.kind = job.inputs.source.kind;
+  weights.placement = job.placement;
+  weights.shared = job.inputs.source.shared;
+  return weights;
+}
+
+void run_rank(const Job& job, DeviceRanks& ranks, int rank) {
+  attempt(job, rank, [&] {
+    try {
+      MoeLayer layer(ranks.seat(rank), LayerWeights::load(job.inputs.source, job.placement, rank), job.options);
+      call_layer(job, rank, layer, [&] { ranks.meet(rank, "start of the layer"); });
+    } catch (...) {
+      ranks.give_up(rank, WordKind::failed, 0, 0);  // nobody shall wait for this rank
+      throw;
+    }
+  });
+}
+
+/// The ranks of one process, on its GPUs; alone where there is no group.
+void run_process(const Job& job, Group* processes, const DeviceGroupOptions& mine) {
+  const LayerWeights weights = common_weights(job);
+  const ExchangeOptions exchange = exchange_options(weights, job.options);
+  const ExchangeMemory memory = exchange_memory(exchange);
+  const std::size_t bytes = memory.heap_bytes(job.inputs.ranks);
+  std::optional<DeviceWorkspace> workspace;
+  if (processes == nullptr) {
+    workspace.emplace(mine, bytes);
+  } else {
+    workspace.emplace(*processes, mine, bytes, describe(weights, job.options));
+  }
+  DeviceRanks ranks(*workspace, exchange, memory, mine.deadline);
+  run_in_threads(ranks.first_rank(), ranks.ranks(), [&](int rank) {
+    job.outcomes[rank].heap_bytes = workspace->bytes();
+    run_rank(job, ranks, rank);
+  });
+  job.outcomes[ranks.first_rank()].kernels = ranks.kernels_launched();
+}
+
+/// Whatever keeps a process from running its ranks is its first rank's story.
+void attempt_process(const Job& job, int first_rank, const std::function<void()>& run) {
+  try {
+    return run();
+  } catch (...) {
+    attempt(job, first_rank, [] { throw; });
+  }
+}
+
+}  // namespace
+
+std::string run_on_gpus(const Job& job) {
+  const int gpus = job.inputs.gpus;
+  const std::chrono::milliseconds deadline(job.inputs.deadline_ms);
+  if (!job.inputs.processes) {
+    DeviceGroupOptions all{job.inputs.ranks, std::vector<int>(static_cast<std::size_t>(gpus)), deadline};
+    std::iota(all.devices.begin(), all.devices.end(), 0);
+    attempt_process(job, 0, [&] { run_process(job, nullptr, all); });
+    return "";
+  }
+  const std::string name = fmt::format("run.{}", getpid());
+  const auto first_of = [&](int process) {
+    return process * (job.inputs.ranks / gpus) + std::min(process, job.inputs.ranks % gpus);
+  };
+  Children children(gpus);
+  std::fflush(nullptr);
+  for (int process = 0; process < gpus; ++process) {
+    const int first = first_of(process);
+    const DeviceGroupOptions mine{first_of(process + 1) - first, {process}, deadline};
+    children.start(process, [&] {
+      attempt_process(job, first, [&] {
+        const auto group = join_process_group(name, process, gpus, {deadline});
+        run_process(job, group.get(), mine);
+      });
+    });
+  }
+  children.wait(job.inputs.deadline_ms, [&](int process) {
+    for (int rank = first_of(process); rank < first_of(process + 1); ++rank) {
+      if (job.outcomes[rank].state != RankOutcome::State::done) return true;
+    }
+    return false;
+  });
+  return children.killed("the process of GPU");
+}
+
+}  // namespace heddle::tool

@@ -1,0 +1,45 @@
+#include "gpu_job.hpp"
+
+#include <fmt/format.h>
+
+#include "heddle/error.hpp"
+
+#ifdef HEDDLE_CUDA
+#include "cuda_job.hpp"
+#endif
+
+namespace heddle::tool {
+
+namespace {
+
+#ifdef HEDDLE_CUDA
+int present() { return gpus_present(); }
+#else
+int present() {
+  throw InputError(
+      "--engine cuda: this build has no CUDA part; build with the preset cuda (HEDDLE_CUDA=ON), or take --engine host");
+}
+#endif
+
+}  // namespace
+
+int gpus_of(const LayerArguments& a, int ranks) {
+  if (a.engine == "host") {
+    if (a.gpus) throw InputError(fmt::format("--gpus {} goes with --engine cuda; the host engine uses none", *a.gpus));
+    return 0;
+  }
+  if (a.engine != "cuda") throw InputError(fmt::format("--engine takes host or cuda, not '{}'", a.engine));
+  const int there = present();
+  if (there == 0) throw InputError("--engine cuda: no GPU is here; take --engine host");
+  const int gpus = a.gpus.value_or(std::min(there, ranks));
+  if (gpus < 1 || gpus > there) throw InputError(fmt::format("--gpus {}: 1 to {} are possible here", gpus, there));
+  if (gpus > ranks) throw InputError(fmt::format("--gpus {} with --ranks {}: every GPU needs a rank", gpus, ranks));
+  if (a.tensor_parallel) throw InputError("--tensor-parallel is not on GPUs yet; take --engine host");
+  return gpus;
+}
+
+#ifndef HEDDLE_CUDA
+std::string run_on_gpus(const Job&) { throw InputError("this build has no CUDA part"); }
+#endif
+
+}  // namespace heddle::tool
