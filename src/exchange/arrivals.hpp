@@ -87,7 +87,7 @@ HEDDLE_PROTOCOL bool number_pairs(W& w, int pairs, const std::int32_t* local_ids
   const Crew crew = crew_for(w, pairs <= few_kinds, pairs + experts, experts, (pairs + chunk - 1) / chunk, memory);
   if (crew == Crew::squad) begins = memory.numbers + pairs;
   if (!number_kinds(
-          crew, pairs, experts, [&](int pair) { return local_ids[pair]; }, memory))
+          w, crew, pairs, experts, [&](int pair) { return local_ids[pair]; }, memory))
     return false;
   if (crew_index(w, crew) == 0) {
     begin_runs(w, to, memory.totals, begins);
@@ -134,11 +134,19 @@ template <Worker W>
 HEDDLE_PROTOCOL void sum_pairs(W& w, int row, const ArrivedRouting& routing, const std::int32_t* places, const bf16* results,
                                int hidden, bool weighted, bf16* out, const RowPart& part = {}) {
   const RowFormat plain{Wire::bf16, hidden, {}, 1.0f};
-  const auto term = [&](int choice) {
+  struct Pair {
+    std::int32_t place = -1;
+    float weight = 0;
+  };
+  const auto pairs = side_by_side(w, routing.topk, [&](int choice) {
     const int pair = row * routing.topk + choice;
-    if (places[pair] < 0) return SumTerm{};
-    const bf16* result = results + static_cast<std::size_t>(places[pair]) * static_cast<std::size_t>(hidden);
-    return SumTerm{reinterpret_cast<const std::byte*>(result), routing.weights[pair]};
+    return Pair{places[pair], routing.weights[pair]};
+  });
+  const auto term = [&](int choice) {
+    const Pair pair = pairs(choice);
+    if (pair.place < 0) return SumTerm{};
+    const bf16* result = results + static_cast<std::size_t>(pair.place) * static_cast<std::size_t>(hidden);
+    return SumTerm{reinterpret_cast<const std::byte*>(result), pair.weight};
   };
   w.reduce_rows(out, routing.topk, term, SumFormat{plain, weighted}, LastTerm{}, part);
 }

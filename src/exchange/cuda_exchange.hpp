@@ -14,7 +14,7 @@
 namespace heddle {
 
 constexpr int max_local_ranks = 32;
-constexpr int threads_a_cta = 256;
+constexpr int threads_a_cta = 512;
 constexpr std::size_t squad_bytes = 96 * 1024;
 
 /// A rank's pointers in one launch.

@@ -142,6 +142,18 @@ HEDDLE_PROTOCOL std::uint32_t live_bits(const W& w, int word) {
   return bits;
 }
 
+/// Where a choice went, -1 if it has no expert or its rank is dead, and its weight.
+struct LiveChoice {
+  std::int32_t rank = -1;
+  float weight = 0;
+};
+template <Worker W>
+HEDDLE_PROTOCOL LiveChoice live_choice(const W& w, const SendInput& input, const PlacementView& placement, int token, int choice) {
+  const std::ptrdiff_t pair = static_cast<std::ptrdiff_t>(token) * input.topk + choice;
+  const int rank = placement.rank_of_choice(input.ids[pair]);
+  return {rank >= 0 && w.live(rank) ? rank : -1, input.weights[pair]};
+}
+
 /// Numbers the rows to every rank; dead ranks get none. `ordinary` is where later halves find the slots: numbers
 /// [tokens, ranks], totals [ranks], before [chunks of tokens, ranks]. Ends with a barrier.
 template <Worker W>

@@ -95,6 +95,17 @@ HEDDLE_PROTOCOL const std::int32_t* take_values(W& w, int n, From from, std::int
   }
 }
 
+/// What f(i) is for i < n, asked for as values(i): by a thread when it is asked, by a warp a lane each and all at once, so
+/// that chains of reads run side by side. All lanes ask alike. 4 or 8 bytes.
+template <Worker W, class F>
+HEDDLE_PROTOCOL auto side_by_side(W& w, int n, F f) {
+  if constexpr (W::is_warp) {
+    return w.side_by_side(n, f);
+  } else {
+    return f;
+  }
+}
+
 /// The end of a sending half. When all workers of the rank have done their part, word(i) for i < n (null: left out) says so,
 /// with value(i) < 2^24. On a GPU every squad speaks for itself, in a word of its own behind word(i).
 template <Worker W, class WordOf, class Value>

@@ -2,10 +2,30 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "signal/worker.hpp"
 
 namespace heddle {
+
+/// Values that the lanes of a warp hold, one each; with more than lanes each is computed when it is asked for.
+template <class T, class F>
+struct LaneValues {
+  T mine;
+  int n;
+  F f;
+  __device__ T operator()(int i) const {
+    if (n > 32) return f(i);
+    T value;
+    static_assert(sizeof(T) % sizeof(std::uint32_t) == 0 && sizeof(T) <= 8);
+    std::uint32_t words[sizeof(T) / sizeof(std::uint32_t)];
+    memcpy(words, &mine, sizeof(T));
+#pragma unroll
+    for (std::uint32_t& word : words) word = __shfl_sync(0xFFFFFFFFu, word, i);
+    memcpy(&value, words, sizeof(T));
+    return value;
+  }
+};
 
 class WarpNumbers {
  public:

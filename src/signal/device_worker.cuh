@@ -93,7 +93,7 @@ class DeviceWorker : public WarpNumbers {
   __device__ void copy_row_to(int n, To to, const std::byte* from, const RowFormat& format, const RowPart& part) {
     verb();
     const int vectors = static_cast<int>(format.row_bytes() / 16);
-    WarpRows<plain>::copy(lane(), n, to, from, part.begin(vectors), part.end(vectors));
+    copy_vectors(lane(), n, to, from, part.begin(vectors), part.end(vectors));
   }
   __device__ Ticket copy_row(std::byte* to, const std::byte* from, const RowFormat& format) {
     copy_row_to(1, [to](int) { return to; }, from, format, {});
@@ -103,7 +103,7 @@ class DeviceWorker : public WarpNumbers {
     verb();
     const auto bits = reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from) | bytes;
     if (bits % 16 == 0) {
-      WarpRows<plain>::copy(
+      copy_vectors(
           lane(), 1, [to](int) { return static_cast<std::byte*>(to); }, static_cast<const std::byte*>(from), 0,
           static_cast<int>(bytes / 16));
     } else {
@@ -162,9 +162,26 @@ class DeviceWorker : public WarpNumbers {
     }
     __syncwarp();
   }
+  /// Where regions begin is summed up once a squad; a row finds its region by bisection.
   template <class CountOf, class Visit>
   __device__ int deal(int regions, int group, int bits, CountOf count_of, Visit visit) {
-    return deal_over(index(), count(), regions, group, bits, count_of, visit);
+    verb();
+    std::int32_t* begins = squad_array(regions + 1);
+    if (begins == nullptr) return deal_over(index(), count(), regions, group, bits, count_of, visit);
+#pragma unroll 1
+    for (int region = static_cast<int>(threadIdx.x); region <= regions; region += static_cast<int>(blockDim.x))
+      begins[region] = region < regions ? count_of(region) : 0;
+    __syncthreads();
+    if (squad_index() == 0) prefix_sums(regions + 1, begins, 1);
+    __syncthreads();
+    const int rows = begins[regions];
+#pragma unroll 1
+    for (int item = index(); item < rows << bits; item += count()) {
+      const int row = row_of(item, bits);
+      const int region = last_begun(begins, regions, row);
+      visit(region, row - begins[region], begins[region] - begins[region - region % group], part_of(item, bits));
+    }
+    return rows - begins[regions - group];
   }
   template <class Terms>
   __device__ void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last,
@@ -173,7 +190,7 @@ class DeviceWorker : public WarpNumbers {
     __syncwarp();
     const int pieces = (format.row.hidden + row_piece_values - 1) / row_piece_values;
     const int end = part.end(pieces) * row_piece_values;
-    WarpRows<plain>::sum(lane(), out, n, terms, format, last, part.begin(pieces) * row_piece_values, min(end, format.row.hidden));
+    RowSum<plain>::sum(lane(), out, n, terms, format, last, part.begin(pieces) * row_piece_values, min(end, format.row.hidden));
   }
   /// Pieces are 512 values at least.
   __device__ int part_bits(int rows, int hidden) const {
@@ -181,6 +198,13 @@ class DeviceWorker : public WarpNumbers {
     const int workers_a_row = 31 - __clz(count()) - bits_of(rows);
     const int pieces = 31 - __clz(hidden / row_piece_values);
     return max(0, min(workers_a_row, pieces));
+  }
+
+  /// f(i) for i < n, a lane each, to be asked for by all lanes alike.
+  template <class F>
+  __device__ auto side_by_side(int n, F f) {
+    using T = decltype(f(0));
+    return LaneValues<T, F>{lane() < n && n <= lanes_of_warp ? f(lane()) : T{}, n, f};
   }
 
   // --- Memory of the squad ---
@@ -383,6 +407,20 @@ class DeviceWorker : public WarpNumbers {
       since = go_on_waiting(team_, heap_.rank, since, name, pack_word(epoch_, 0), word_tag(first) == epoch_ ? own : first);
       if (since == 0) return false;
     }
+  }
+  /// The last of n ascending begins that is not beyond `row`.
+  __device__ static int last_begun(const std::int32_t* begins, int n, int row) {
+    int low = 0;
+#pragma unroll 1
+    for (int high = n; high - low > 1;) {
+      const int middle = (low + high) / 2;
+      if (begins[middle] <= row) {
+        low = middle;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
   }
   /// The least n with 2^n >= columns.
   __device__ static int bits_of(int columns) { return columns <= 1 ? 0 : 32 - __clz(columns - 1); }

@@ -51,6 +51,12 @@ __device__ inline std::uint32_t cluster_ctas() {
 __device__ inline void cluster_barrier_release_acquire() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
+/// Nearest bf16 values, `low` in the lower half; NaN has its own bits.
+__device__ inline std::uint32_t to_bf16_pair(float low, float high) {
+  std::uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
 /// Nearest e4m3 codes, `low` in bits 0-7, `high` in bits 8-15: the codes of to_e4m3.
 __device__ inline std::uint32_t to_e4m3_pair(float low, float high) {
   std::uint16_t codes;

@@ -55,7 +55,7 @@ std::vector<Stop> stops_of(const ExchangeOptions& options) {
               {From::combine, {}, WordKind::normal_return_tail},
               {From::combine, {WordKind::normal_return_tail}, WordKind::normal_return_head}};
     case Way::low_latency:
-      return {{From::dispatch, {}, WordKind::low_latency_count}, {From::combine, {}, WordKind::low_latency_returned}};
+      return {{From::dispatch, {}, WordKind::low_latency_arrived}, {From::combine, {}, WordKind::low_latency_returned}};
     case Way::elastic:
       return {{From::dispatch, {}, WordKind::elastic_count}, {From::combine, {}, WordKind::elastic_returned}};
     case Way::one_sided:

@@ -74,7 +74,7 @@ void launch_empty(int ctas, int ranks, bool cluster, cudaStream_t stream) {
   attributes[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(ctas), static_cast<unsigned>(ranks));
-  config.blockDim = dim3(256);
+  config.blockDim = dim3(512);
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = cluster ? 2 : 1;

@@ -106,7 +106,7 @@ void Run::measure_floor() {
   floor_ = {{"empty_grid_us", grid}, {"empty_cluster_us", cluster}, {"ctas", sms}, {"word_us", 1e6 * word_seconds(lanes_)}};
   empty_us_ = std::min(grid, cluster);
   print_line(
-      fmt::format("an empty round trip, two launches in a graph: {:.2f} us with {} CTAs of 256 threads a GPU, {:.2f} us with one "
+      fmt::format("an empty round trip, two launches in a graph: {:.2f} us with {} CTAs of 512 threads a GPU, {:.2f} us with one "
                   "cluster of 16 a rank",
                   grid, sms, cluster));
   print_line(

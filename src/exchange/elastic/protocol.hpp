@@ -188,15 +188,20 @@ HEDDLE_PROTOCOL bool elastic_collect(W& w, const ElasticLayout& layout, const Se
   const int bits = w.part_bits(input.tokens, layout.returned.hidden);
   for (int item = w.index(); item < input.tokens << bits; item += w.count()) {
     const int token = row_of(item, bits);
+    // By rank a term is the slot there, by choice the rank of the choice and its weight.
+    const auto terms = side_by_side(w, by_rank ? heap.ranks : input.topk, [&](int i) {
+      if (!by_rank) return live_choice(w, input, placement, token, i);
+      return LiveChoice{scratch.sent.numbers[token * heap.ranks + i], 1.0f};
+    });
     const auto of_rank = [&](int d) {
-      const std::int32_t slot = scratch.sent.numbers[token * heap.ranks + d];
+      const std::int32_t slot = terms(d).rank;
       return slot < 0 ? SumTerm{} : SumTerm{heap.mine<std::byte>(layout.summed_row(d, slot))};
     };
     const auto of_choice = [&](int choice) {
-      const int pair = token * input.topk + choice;
-      const int d = placement.rank_of_choice(input.ids[pair]);
-      if (d < 0 || !w.live(d)) return SumTerm{};
-      return SumTerm{heap.mine<std::byte>(layout.slot(static_cast<std::size_t>(pair))), input.weights[pair]};
+      const LiveChoice mine = terms(choice);
+      if (mine.rank < 0) return SumTerm{};
+      const auto pair = static_cast<std::size_t>(token) * static_cast<std::size_t>(input.topk) + static_cast<std::size_t>(choice);
+      return SumTerm{heap.mine<std::byte>(layout.slot(pair)), mine.weight};
     };
     const auto term = [&](int i) { return by_rank ? of_rank(i) : of_choice(i); };
     w.reduce_rows(out + static_cast<std::size_t>(token) * hidden, by_rank ? heap.ranks : input.topk, term,

@@ -31,7 +31,7 @@ __device__ bool ids_are_good(Packer& w, const NcclGather& call, const std::int32
 }
 
 __global__ void __launch_bounds__(threads) pack_kernel(const __grid_constant__ NcclGather call) {
-  Packer w(call.team, NewCall::no, nullptr, 0);
+  Packer w(call.team, CallPart::dispatch_receive, nullptr, 0);
   int tokens = *static_cast<const volatile int*>(call.input.tokens);
   if (tokens < 0 || tokens > call.max_tokens) {
     if (w.index() == 0 && w.lane() == 0) {

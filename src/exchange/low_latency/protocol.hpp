@@ -156,11 +156,12 @@ HEDDLE_PROTOCOL bool low_latency_collect(W& w, const LowLatencyLayout& layout, c
   const int bits = w.part_bits(input.tokens, layout.returned.hidden);
   for (int item = w.index(); item < input.tokens << bits; item += w.count()) {
     const int token = row_of(item, bits);
+    const auto choices = side_by_side(w, input.topk, [&](int choice) { return live_choice(w, input, placement, token, choice); });
     const auto term = [&](int choice) {
-      const int pair = token * input.topk + choice;
-      const int d = placement.rank_of_choice(input.ids[pair]);
-      if (d < 0 || !w.live(d)) return SumTerm{};
-      return SumTerm{heap.mine<std::byte>(layout.slot(static_cast<std::size_t>(pair))), input.weights[pair]};
+      const LiveChoice mine = choices(choice);
+      if (mine.rank < 0) return SumTerm{};
+      const auto pair = static_cast<std::size_t>(token) * static_cast<std::size_t>(input.topk) + static_cast<std::size_t>(choice);
+      return SumTerm{heap.mine<std::byte>(layout.slot(pair)), mine.weight};
     };
     w.reduce_rows(out + static_cast<std::size_t>(token) * hidden, input.topk, term, SumFormat{layout.returned, weighted},
                   shared.of(static_cast<std::size_t>(token), hidden), part_of(item, bits));

@@ -111,8 +111,9 @@ HEDDLE_PROTOCOL bool one_sided_pull(W& w, const OneSidedLayout& layout, int bloc
   const int bits = w.part_bits(input.tokens, layout.returned.hidden);
   for (int item = w.index(); item < input.tokens << bits; item += w.count()) {
     const int token = row_of(item, bits);
+    const auto slots = side_by_side(w, heap.ranks, [&](int d) { return scratch.sent.numbers[token * heap.ranks + d]; });
     const auto term = [&](int d) {
-      const std::int32_t slot = scratch.sent.numbers[token * heap.ranks + d];
+      const std::int32_t slot = slots(d);
       if (slot < 0) return SumTerm{};
       return SumTerm{heap.at<std::byte>(d, layout.result(OneSidedLayout::row_number(heap.rank, block_rows, slot)))};
     };
