@@ -137,8 +137,10 @@ HEDDLE_PROTOCOL void sum_pairs(W& w, int row, const ArrivedRouting& routing, con
   struct Pair {
     std::int32_t place = -1;
     float weight = 0;
+    HEDDLE_HOST_DEVICE bool counts() const { return place >= 0; }
   };
-  const auto pairs = side_by_side(w, routing.topk, [&](int choice) {
+  int n = routing.topk;
+  const auto pairs = those_that_count(w, n, [&](int choice) {
     const int pair = row * routing.topk + choice;
     return Pair{places[pair], routing.weights[pair]};
   });
@@ -148,7 +150,7 @@ HEDDLE_PROTOCOL void sum_pairs(W& w, int row, const ArrivedRouting& routing, con
     const bf16* result = results + static_cast<std::size_t>(pair.place) * static_cast<std::size_t>(hidden);
     return SumTerm{reinterpret_cast<const std::byte*>(result), pair.weight};
   };
-  w.reduce_rows(out, routing.topk, term, SumFormat{plain, weighted}, LastTerm{}, part);
+  w.reduce_rows(out, n, term, SumFormat{plain, weighted}, LastTerm{}, part);
 }
 
 }  // namespace heddle

@@ -9,6 +9,8 @@ namespace heddle {
 
 /// Begins a kernel template of `plain`: the worker of this warp, and its squad's memory. Masked ranks leave at once.
 #define HEDDLE_DEVICE_WORKER(w, call, part)                                          \
+  ptx::wait_for_earlier_kernels();                                                   \
+  ptx::let_next_kernel_launch();                                                     \
   extern __shared__ std::byte heddle_squad_memory[];                                 \
   DeviceWorker<plain> w((call).team, part, heddle_squad_memory, (call).squad_bytes); \
   if (!w.live(w.heap().rank)) return

@@ -100,50 +100,71 @@ void DeviceExchangeBase::prepare(const void* kernel) {
 void DeviceExchangeBase::find_largest_cluster(const void* kernel) {
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "large clusters of a kernel");
   for (; largest_cluster_ > 1; largest_cluster_ /= 2) {
-    cudaLaunchAttribute attributes[2];
-    cudaLaunchConfig_t config = configuration(largest_cluster_, attributes, nullptr);
-    config.numAttrs = 1;  // the cluster alone: whether all ranks' clusters fit is the question
-    config.attrs = attributes + 1;
+    cudaLaunchAttribute attributes[3];
+    const cudaLaunchConfig_t config = configuration({largest_cluster_, threads_a_cta, false, false}, attributes, nullptr);
     int clusters = 0;
     if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) == cudaSuccess && clusters >= local_ranks()) return;
     cudaGetLastError();
   }
 }
 
-unsigned DeviceExchangeBase::ctas_for(int tokens) const {
-  if (fixed_ctas_) return grid_.x;
-  // Measured (docs/performance.md): one cluster of 16 CTAs wins up to about 16 tokens; beyond, more CTAs hide more.
+DeviceExchangeBase::Shape DeviceExchangeBase::shape_for(int tokens, bool independent) const {
+  // Measured (docs/performance.md): one cluster of 16 CTAs wins up to about 16 tokens; beyond, more CTAs hide more. Small
+  // batches have no work for more warps, and those that are there have to meet.
   constexpr int cluster_tokens = 16;
-  return tokens <= cluster_tokens ? std::min(largest_cluster_, grid_.x) : grid_.x;
+  constexpr int few_tokens = 128;
+  Shape shape;
+  shape.ctas = !fixed_ctas_ && tokens <= cluster_tokens ? std::min(largest_cluster_, grid_.x) : grid_.x;
+  shape.threads = tokens <= few_tokens ? threads_a_cta / 2 : threads_a_cta;
+  // A cluster is resident as a whole, and CTAs that wait for no other one need not be.
+  shape.cooperative = local_ranks() > 1 || !(independent || is_cluster(shape.ctas));
+  shape.early = !fixed_ctas_;
+  return shape;
 }
 
-cudaLaunchConfig_t DeviceExchangeBase::configuration(unsigned ctas, cudaLaunchAttribute* attributes, DeviceStream stream) const {
+bool DeviceExchangeBase::is_cluster(unsigned ctas) const {
+  return ctas > 1 && ctas <= largest_cluster_ && (ctas & (ctas - 1)) == 0;
+}
+
+cudaLaunchConfig_t DeviceExchangeBase::configuration(const Shape& shape, cudaLaunchAttribute* attributes,
+                                                     DeviceStream stream) const {
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(ctas, grid_.y);
-  config.blockDim = dim3(threads_a_cta);
+  config.gridDim = dim3(shape.ctas, grid_.y);
+  config.blockDim = dim3(shape.threads);
   config.dynamicSmemBytes = call_.squad_bytes;
   config.stream = stream;
-  attributes[0].id = cudaLaunchAttributeCooperative;
-  attributes[0].val.cooperative = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = ctas;
-  attributes[1].val.clusterDim.y = 1;
-  attributes[1].val.clusterDim.z = 1;
-  const bool one_cluster = ctas > 1 && ctas <= largest_cluster_ && (ctas & (ctas - 1)) == 0;
   config.attrs = attributes;
-  config.numAttrs = one_cluster ? 2 : 1;
+  if (shape.cooperative) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeCooperative;
+    attribute.val.cooperative = 1;
+  }
+  if (is_cluster(shape.ctas)) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = shape.ctas;
+    attribute.val.clusterDim.y = 1;
+    attribute.val.clusterDim.z = 1;
+  }
+  // The launch may overtake the end of the kernel before it: ours wait for that end before they look at anything. Not where
+  // SMs were set apart: CTAs that only wait would sit on those of another context, which this one's peers may need.
+  if (shape.early) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
   return config;
 }
 
-void DeviceExchangeBase::launch(const void* kernel, const void* parameters, bool send, bool receive, DeviceStream stream) {
+void DeviceExchangeBase::launch(const void* kernel, const void* parameters, Halves halves, DeviceStream stream) {
   // The parameters begin with a DeviceCall in every way.
   auto* call = static_cast<DeviceCall*>(const_cast<void*>(parameters));
   *call = call_;
-  call->send = send;
-  call->receive = receive;
+  call->send = halves.send;
+  call->receive = halves.receive;
   const cuda::DeviceScope scope(device());
-  cudaLaunchAttribute attributes[2];
-  const cudaLaunchConfig_t config = configuration(ctas_for(call_.max_tokens), attributes, stream);
+  cudaLaunchAttribute attributes[3];
+  const cudaLaunchConfig_t config = configuration(shape_for(call_.max_tokens, halves.independent), attributes, stream);
   void* arguments[] = {const_cast<void*>(parameters)};
   check(cudaLaunchKernelExC(&config, kernel, arguments), "launch of an exchange kernel");
 }

@@ -14,7 +14,7 @@
 namespace heddle {
 
 constexpr int max_local_ranks = 32;
-constexpr int threads_a_cta = 512;
+constexpr int threads_a_cta = 512;  ///< at most; small batches have half
 constexpr std::size_t squad_bytes = 96 * 1024;
 
 /// A rank's pointers in one launch.
@@ -112,7 +112,14 @@ class DeviceExchangeBase : public DeviceExchange {
 
   /// Loads the kernel now and checks that all CTAs of a launch are resident at once.
   void prepare(const void* kernel);
-  void launch(const void* kernel, const void* parameters, bool send, bool receive, DeviceStream stream);
+  /// Which halves a launch does. independent: its CTAs wait for no other one of this GPU that has work to do before it
+  /// speaks, so they need not be resident together.
+  struct Halves {
+    bool send = true;
+    bool receive = true;
+    bool independent = false;
+  };
+  void launch(const void* kernel, const void* parameters, Halves halves, DeviceStream stream);
 
   DeviceWorkspace& workspace_;
   std::size_t gpu_;
@@ -122,10 +129,17 @@ class DeviceExchangeBase : public DeviceExchange {
   dim3 grid_;  ///< the largest launch: CTAs a rank, ranks
 
  private:
-  /// CTAs a rank for the batch at hand: a cluster where few are enough, because it meets in hardware.
-  unsigned ctas_for(int tokens) const;
-  /// A launch of `ctas` CTAs a rank; `attributes` has room for two.
-  cudaLaunchConfig_t configuration(unsigned ctas, cudaLaunchAttribute* attributes, DeviceStream stream) const;
+  struct Shape {
+    unsigned ctas = 1;  ///< a rank
+    unsigned threads = threads_a_cta;
+    bool cooperative = true;
+    bool early = false;  ///< may be launched before the kernel before it has ended
+  };
+  /// The launch for the batch at hand: a cluster where few CTAs are enough, because it meets in hardware.
+  Shape shape_for(int tokens, bool independent) const;
+  bool is_cluster(unsigned ctas) const;
+  /// `attributes` has room for three.
+  cudaLaunchConfig_t configuration(const Shape& shape, cudaLaunchAttribute* attributes, DeviceStream stream) const;
   void find_largest_cluster(const void* kernel);
   unsigned largest_cluster_ = 16;  ///< CTAs of a cluster that all ranks' kernels can have at once
   bool fixed_ctas_ = false;        ///< the caller chose
@@ -155,25 +169,28 @@ class DeviceWay : public DeviceExchangeBase {
 
   void dispatch_send(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) override {
     take_inputs(inputs, step);
-    launch(dispatch_kernel_, &parameters_, true, false, stream);
+    launch(dispatch_kernel_, &parameters_, {true, false}, stream);
   }
-  void dispatch_receive(DeviceStream stream) override { launch(dispatch_kernel_, &parameters_, false, true, stream); }
+  void dispatch_receive(DeviceStream stream) override { launch(dispatch_kernel_, &parameters_, {false, true}, stream); }
   void combine_send(std::span<const bf16* const> results, DeviceStream stream) override {
     take_results(results);
-    launch(combine_kernel_, &parameters_, true, false, stream);
+    launch(combine_kernel_, &parameters_, {true, false}, stream);
   }
   void combine_receive(std::span<const DeviceOutput> outputs, DeviceStream stream) override {
     take_outputs(outputs);
-    launch(combine_kernel_, &parameters_, false, true, stream);
+    launch(combine_kernel_, &parameters_, {false, true}, stream);
   }
   void dispatch(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) override {
     take_inputs(inputs, step);
-    launch(dispatch_kernel_, &parameters_, true, true, stream);
+    launch(dispatch_kernel_, &parameters_, {}, stream);
   }
   void combine(std::span<const bf16* const> results, std::span<const DeviceOutput> outputs, DeviceStream stream) override {
     take_results(results);
     take_outputs(outputs);
-    launch(combine_kernel_, &parameters_, true, true, stream);
+    bool in_place = true;  // then one CTA speaks at once for its rank, and all others only listen
+    for (std::size_t i = 0; i < results.size(); ++i)
+      in_place &= results[i] != nullptr && results[i] == result_rows(static_cast<int>(i));
+    launch(combine_kernel_, &parameters_, {true, true, in_place}, stream);
   }
 
  protected:

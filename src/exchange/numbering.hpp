@@ -76,6 +76,10 @@ template <Worker W, class Bits>
 HEDDLE_PROTOCOL bool number_sets(W& w, Crew crew, int n, int classes, Bits bits, const Numbering& to) {
   const int chunk = w.chunk(set_chunk, n);
   const int chunks = (n + chunk - 1) / chunk;
+  if (chunks <= 1) {
+    if (crew_index(w, crew) == 0) w.enumerate_sets(n, classes, bits, to.numbers, to.totals);
+    return crew_barrier(w, crew);
+  }
   for (int part = crew_index(w, crew); part < chunks; part += crew_count(w, crew)) {
     const int first = part * chunk;
     const int items = n - first < chunk ? n - first : chunk;
@@ -83,7 +87,6 @@ HEDDLE_PROTOCOL bool number_sets(W& w, Crew crew, int n, int classes, Bits bits,
         items, classes, [&](int i, int j) { return bits(first + i, j); }, to.numbers + first * classes, to.before + part * classes);
   }
   if (!sum_chunks(w, crew, chunks, classes, to)) return false;
-  if (chunks <= 1) return true;
   for (int part = crew_index(w, crew); part < chunks; part += crew_count(w, crew)) {
     const int first = part * chunk;
     const int items = n - first < chunk ? n - first : chunk;
@@ -111,6 +114,10 @@ template <Worker W, class ClassOf>
 HEDDLE_PROTOCOL bool number_kinds(W& w, Crew crew, int n, int classes, ClassOf class_of, const Numbering& to) {
   const int chunk = kinds_chunk(w, crew, n);
   const int chunks = (n + chunk - 1) / chunk;
+  if (chunks <= 1) {
+    if (crew_index(w, crew) == 0) w.enumerate_kinds(n, classes, class_of, to.numbers, to.totals);
+    return crew_barrier(w, crew);
+  }
   for (int part = crew_index(w, crew); part < chunks; part += crew_count(w, crew)) {
     const int first = part * chunk;
     const int items = n - first < chunk ? n - first : chunk;
@@ -118,7 +125,6 @@ HEDDLE_PROTOCOL bool number_kinds(W& w, Crew crew, int n, int classes, ClassOf c
         items, classes, [&](int i) { return class_of(first + i); }, to.numbers + first, to.before + part * classes);
   }
   if (!sum_chunks(w, crew, chunks, classes, to)) return false;
-  if (chunks <= 1) return true;
   for (int part = crew_index(w, crew); part < chunks; part += crew_count(w, crew)) {
     const int first = part * chunk;
     const int items = n - first < chunk ? n - first : chunk;

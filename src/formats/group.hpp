@@ -46,7 +46,11 @@ HEDDLE_HOST_DEVICE inline std::uint8_t fp8_scale_byte(float scale) { return stat
 
 /// Code of a value under a power-of-two scale, given 1 / scale, which is exact: the product is the quotient.
 HEDDLE_HOST_DEVICE inline std::uint8_t fp8_code_by_inverse(float value, float inverse) { return to_e4m3(value * inverse); }
-HEDDLE_HOST_DEVICE inline float fp8_inverse(float power_of_two) { return detail::divide(1.0f, power_of_two); }
+HEDDLE_HOST_DEVICE inline float fp8_inverse(float power_of_two) {
+  const std::uint32_t exponent = float_bits(power_of_two) >> 23;
+  const bool plain = exponent >= 1 && exponent <= 253;  // both are normal numbers
+  return plain ? float_from_bits((254u - exponent) << 23) : detail::divide(1.0f, power_of_two);
+}
 
 /// Code of a value under any scale.
 HEDDLE_HOST_DEVICE inline std::uint8_t fp8_code(float value, float scale) { return to_e4m3(detail::divide(value, scale)); }

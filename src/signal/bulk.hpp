@@ -106,6 +106,17 @@ HEDDLE_PROTOCOL auto side_by_side(W& w, int n, F f) {
   }
 }
 
+/// The same where only values with .counts() matter: n becomes how many do, in order, and values(i) is the i-th of those. A
+/// thread skips the others itself: n stays, and they are asked for as well.
+template <Worker W, class F>
+HEDDLE_PROTOCOL auto those_that_count(W& w, int& n, F f) {
+  if constexpr (W::is_warp) {
+    return w.those_that_count(n, f);
+  } else {
+    return f;
+  }
+}
+
 /// The end of a sending half. When all workers of the rank have done their part, word(i) for i < n (null: left out) says so,
 /// with value(i) < 2^24. On a GPU every squad speaks for itself, in a word of its own behind word(i).
 template <Worker W, class WordOf, class Value>

@@ -14,8 +14,9 @@ struct LaneValues {
   T mine;
   int n;
   F f;
-  __device__ T operator()(int i) const {
-    if (n > 32) return f(i);
+  __device__ T operator()(int i) const { return n > 32 ? f(i) : from(i); }
+  /// The value of a lane.
+  __device__ T from(int i) const {
     T value;
     static_assert(sizeof(T) % sizeof(std::uint32_t) == 0 && sizeof(T) <= 8);
     std::uint32_t words[sizeof(T) / sizeof(std::uint32_t)];

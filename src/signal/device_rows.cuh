@@ -98,7 +98,9 @@ class RowSum {
     }
     // Few terms: more columns in flight; many: more terms.
     if (n <= 2) {
-      reduce<Wire::bf16, 2, 4>(lane, out, n, terms, format, last, begin, end);
+      reduce<Wire::bf16, 2, 2>(lane, out, n, terms, format, last, begin, end);
+    } else if (n <= 4) {
+      reduce<Wire::bf16, 4, 2>(lane, out, n, terms, format, last, begin, end);
     } else {
       reduce<Wire::bf16, 8, 1>(lane, out, n, terms, format, last, begin, end);
     }
@@ -175,9 +177,11 @@ class RowSum {
       any_nan |= values[2 * j] != values[2 * j] || values[2 * j + 1] != values[2 * j + 1];
     }
     if (any_nan) {
-#pragma unroll 1
-      for (int i = 0; i < 8; ++i) out[i] = to_bf16(values[i]);
-      return;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        pairs[j] = static_cast<std::uint32_t>(to_bf16(values[2 * j]).bits) |
+                   static_cast<std::uint32_t>(to_bf16(values[2 * j + 1]).bits) << 16;
+      }
     }
     *reinterpret_cast<uint4*>(out) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
   }

@@ -117,6 +117,8 @@ class RowSender {
                                                      const RowFormat& format, int first, int last) {
     if (format.wire == Wire::nvfp4) {
       send_groups<1, 1>(lane, n, places, from, format, first, last, Nvfp4{format.global_scale});
+    } else if (format.quantisation.group == 128 && last - first == 1) {
+      send_groups<8, 1>(lane, n, places, from, format, first, last, Fp8{format.quantisation.scale});
     } else if (format.quantisation.group == 128) {
       send_groups<8, 4>(lane, n, places, from, format, first, last, Fp8{format.quantisation.scale});
     } else {

@@ -207,6 +207,19 @@ class DeviceWorker : public WarpNumbers {
     return LaneValues<T, F>{lane() < n && n <= lanes_of_warp ? f(lane()) : T{}, n, f};
   }
 
+  template <class F>
+  __device__ auto those_that_count(int& n, F f) {
+    auto values = side_by_side(n, f);
+    if (n > lanes_of_warp) return values;
+    unsigned left = __ballot_sync(all_lanes, lane() < n && values.mine.counts());
+    n = __popc(left);
+    // Lane i takes the value of the i-th lane that counts.
+#pragma unroll 1
+    for (int i = lane(); i > 0; --i) left &= left - 1;
+    values.mine = values.from(left == 0 ? 0 : __ffs(static_cast<int>(left)) - 1);
+    return values;
+  }
+
   // --- Memory of the squad ---
 
   /// n values that the squad shares until the launch ends; null if there is no room. All warps of the squad make the same calls.

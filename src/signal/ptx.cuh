@@ -41,6 +41,10 @@ __device__ inline std::uint64_t compare_exchange_system(std::uint64_t* address, 
                : "memory");
   return old;
 }
+/// Waits until the kernels before this one on its stream have ended, where it was launched ahead of their end.
+__device__ inline void wait_for_earlier_kernels() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+/// The next kernel of the stream may be launched, if it waits as above.
+__device__ inline void let_next_kernel_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 /// CTAs of this cluster.
 __device__ inline std::uint32_t cluster_ctas() {
   std::uint32_t value;

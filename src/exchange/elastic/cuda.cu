@@ -41,7 +41,7 @@ __device__ ExpertLayout experts_of(const ElasticCall& call, int rank) {
 }
 
 template <bool plain>
-__global__ void __launch_bounds__(threads_a_cta) elastic_dispatch(const __grid_constant__ ElasticCall call) {
+__global__ void __launch_bounds__(threads_a_cta, 1) elastic_dispatch(const __grid_constant__ ElasticCall call) {
   HEDDLE_DEVICE_WORKER(w, call, call.send ? CallPart::dispatch_send : CallPart::dispatch_receive);
   const ElasticScratch scratch = scratch_of(call);
   if (call.send) {
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(threads_a_cta) elastic_dispatch(const __grid_c
 }
 
 template <bool plain>
-__global__ void __launch_bounds__(threads_a_cta) elastic_combine(const __grid_constant__ ElasticCall call) {
+__global__ void __launch_bounds__(threads_a_cta, 1) elastic_combine(const __grid_constant__ ElasticCall call) {
   HEDDLE_DEVICE_WORKER(w, call, CallPart::combine);
   const ElasticScratch scratch = scratch_of(call);
   const DeviceRank& rank = call.ranks[blockIdx.y];

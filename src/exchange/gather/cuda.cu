@@ -51,7 +51,7 @@ __device__ bool send(DeviceWorker<plain>& w, const GatherCall& call, const SendI
 }
 
 template <bool plain>
-__global__ void __launch_bounds__(threads_a_cta) gather_dispatch(const __grid_constant__ GatherCall call) {
+__global__ void __launch_bounds__(threads_a_cta, 1) gather_dispatch(const __grid_constant__ GatherCall call) {
   HEDDLE_DEVICE_WORKER(w, call, call.send ? CallPart::dispatch_send : CallPart::dispatch_receive);
   std::int32_t* counts = of_this_rank(call.counts, call);
   if (call.send && !send(w, call, send_input(call), counts)) return;
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(threads_a_cta) gather_dispatch(const __grid_co
 }
 
 template <bool plain>
-__global__ void __launch_bounds__(threads_a_cta) gather_combine(const __grid_constant__ GatherCall call) {
+__global__ void __launch_bounds__(threads_a_cta, 1) gather_combine(const __grid_constant__ GatherCall call) {
   HEDDLE_DEVICE_WORKER(w, call, CallPart::combine);
   const DeviceRank& rank = call.ranks[blockIdx.y];
   const Span span = span_of(w, call, of_this_rank(call.counts, call));

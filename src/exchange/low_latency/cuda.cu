@@ -23,7 +23,7 @@ __device__ LowLatencyScratch scratch_of(const LowLatencyCall& call) {
 }
 
 template <bool plain>
-__global__ void __launch_bounds__(threads_a_cta) low_latency_dispatch(const __grid_constant__ LowLatencyCall call) {
+__global__ void __launch_bounds__(threads_a_cta, 1) low_latency_dispatch(const __grid_constant__ LowLatencyCall call) {
   HEDDLE_DEVICE_WORKER(w, call, call.send ? CallPart::dispatch_send : CallPart::dispatch_receive);
   const LowLatencyScratch scratch = scratch_of(call);
   if (call.send) {
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(threads_a_cta) low_latency_dispatch(const __gr
 }
 
 template <bool plain>
-__global__ void __launch_bounds__(threads_a_cta) low_latency_combine(const __grid_constant__ LowLatencyCall call) {
+__global__ void __launch_bounds__(threads_a_cta, 1) low_latency_combine(const __grid_constant__ LowLatencyCall call) {
   HEDDLE_DEVICE_WORKER(w, call, CallPart::combine);
   const LowLatencyScratch scratch = scratch_of(call);
   const DeviceRank& rank = call.ranks[blockIdx.y];

@@ -54,7 +54,7 @@ __device__ ExpertLayout experts_of(const NormalCall& call, int rank) {
 }
 
 template <bool plain>
-__global__ void __launch_bounds__(threads_a_cta) normal_counts(const __grid_constant__ NormalCall call) {
+__global__ void __launch_bounds__(threads_a_cta, 1) normal_counts(const __grid_constant__ NormalCall call) {
   HEDDLE_DEVICE_WORKER(w, call, CallPart::dispatch_send);
   const SendInput input = send_input(call);
   const NormalScratch scratch = scratch_of(call);
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(threads_a_cta) normal_counts(const __grid_cons
 }
 
 template <bool plain>
-__global__ void __launch_bounds__(threads_a_cta) normal_move(const __grid_constant__ NormalCall call) {
+__global__ void __launch_bounds__(threads_a_cta, 1) normal_move(const __grid_constant__ NormalCall call) {
   HEDDLE_DEVICE_WORKER(w, call, CallPart::dispatch_receive);
   const NormalScratch scratch = scratch_of(call);
   std::byte* rows = of_this_rank(call.rows, call.exact_stride);
@@ -109,7 +109,7 @@ __device__ bool sum_arrived_rows(DeviceWorker<plain>& w, const NormalCall& call,
 }
 
 template <bool plain>
-__global__ void __launch_bounds__(threads_a_cta) normal_combine(const __grid_constant__ NormalCall call) {
+__global__ void __launch_bounds__(threads_a_cta, 1) normal_combine(const __grid_constant__ NormalCall call) {
   HEDDLE_DEVICE_WORKER(w, call, CallPart::combine);
   const NormalScratch scratch = scratch_of(call);
   const DeviceRank& rank = call.ranks[blockIdx.y];
@@ -161,21 +161,21 @@ class DeviceNormal final : public DeviceExchangeBase {
   void dispatch_send(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) override {
     refuse_capture(stream);
     take_inputs(inputs, step);
-    launch(reinterpret_cast<const void*>(normal_counts<false>), &parameters_, true, true, stream);
+    launch(reinterpret_cast<const void*>(normal_counts<false>), &parameters_, {}, stream);
   }
   void dispatch_receive(DeviceStream stream) override {
     refuse_capture(stream);
     wait_for_counts(stream);
     make_exact_memory();
-    launch(reinterpret_cast<const void*>(normal_move<false>), &parameters_, true, true, stream);
+    launch(reinterpret_cast<const void*>(normal_move<false>), &parameters_, {}, stream);
   }
   void combine_send(std::span<const bf16* const> results, DeviceStream stream) override {
     take_results(results);
-    launch(reinterpret_cast<const void*>(normal_combine<false>), &parameters_, true, false, stream);
+    launch(reinterpret_cast<const void*>(normal_combine<false>), &parameters_, {true, false}, stream);
   }
   void combine_receive(std::span<const DeviceOutput> outputs, DeviceStream stream) override {
     take_outputs(outputs);
-    launch(reinterpret_cast<const void*>(normal_combine<false>), &parameters_, false, true, stream);
+    launch(reinterpret_cast<const void*>(normal_combine<false>), &parameters_, {false, true}, stream);
   }
   void dispatch(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) override {
     dispatch_send(inputs, step, stream);
@@ -184,7 +184,7 @@ class DeviceNormal final : public DeviceExchangeBase {
   void combine(std::span<const bf16* const> results, std::span<const DeviceOutput> outputs, DeviceStream stream) override {
     take_results(results);
     take_outputs(outputs);
-    launch(reinterpret_cast<const void*>(normal_combine<false>), &parameters_, true, true, stream);
+    launch(reinterpret_cast<const void*>(normal_combine<false>), &parameters_, {}, stream);
   }
 
   Arrived arrived(int local) const override {

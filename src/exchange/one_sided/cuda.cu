@@ -21,7 +21,7 @@ __device__ OneSidedScratch scratch_of(const OneSidedCall& call) {
 }
 
 template <bool plain>
-__global__ void __launch_bounds__(threads_a_cta) one_sided_dispatch(const __grid_constant__ OneSidedCall call) {
+__global__ void __launch_bounds__(threads_a_cta, 1) one_sided_dispatch(const __grid_constant__ OneSidedCall call) {
   HEDDLE_DEVICE_WORKER(w, call, call.send ? CallPart::dispatch_send : CallPart::dispatch_receive);
   const SendInput input = send_input(call);
   const OneSidedScratch scratch = scratch_of(call);
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(threads_a_cta) one_sided_dispatch(const __grid
 }
 
 template <bool plain>
-__global__ void __launch_bounds__(threads_a_cta) one_sided_combine(const __grid_constant__ OneSidedCall call) {
+__global__ void __launch_bounds__(threads_a_cta, 1) one_sided_combine(const __grid_constant__ OneSidedCall call) {
   HEDDLE_DEVICE_WORKER(w, call, CallPart::combine);
   const SendInput input = send_input(call);
   const OneSidedScratch scratch = scratch_of(call);
