@@ -78,6 +78,12 @@ struct ExpertRuns {
   const std::int32_t* begins = nullptr;
 };
 
+/// Where a pair's row goes, if it does.
+struct Place {
+  std::int32_t row = -1;
+  HEDDLE_HOST_DEVICE bool counts() const { return row >= 0; }
+};
+
 template <Worker W>
 HEDDLE_PROTOCOL bool number_pairs(W& w, int pairs, const std::int32_t* local_ids, const ExpertLayout& to, ExpertRuns& runs) {
   Numbering memory{to.numbers, to.counts, to.before};
@@ -113,11 +119,13 @@ HEDDLE_PROTOCOL bool expand_rows(W& w, int n, int k, const std::int32_t* local_i
   const int bits = w.part_bits(n, format.hidden);
   for (int item = w.index(); item < n << bits; item += w.count()) {
     const int i = row_of(item, bits);
-    const auto row = [&](int choice) {
-      const std::int32_t place = place_of(i * k + choice);
+    int n_places = k;
+    const auto places = those_that_count(w, n_places, [&](int choice) { return Place{place_of(i * k + choice)}; });
+    const auto row = [&](int j) {
+      const std::int32_t place = places(j).row;
       return place < 0 ? nullptr : to.rows + static_cast<std::size_t>(place) * format.row_bytes();
     };
-    copy_row(w, k, row, bytes_of(i), format, part_of(item, bits));
+    copy_row(w, n_places, row, bytes_of(i), format, part_of(item, bits));
   }
   w.spread(n, k, [&](int i, int choice) {
     const std::int32_t place = place_of(i * k + choice);

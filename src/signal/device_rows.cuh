@@ -11,14 +11,16 @@
 
 namespace heddle {
 
-/// Vectors [begin, end) of 16 bytes of one row to each of n places (null: left out), four a lane in flight.
+/// Vectors [begin, end) of 16 bytes of one row to each of n places (null: left out), four a lane in flight. All lanes ask
+/// for places alike.
 template <class To>
 __device__ inline void copy_vectors(int lane, int n, To to, const std::byte* from, int begin, int end) {
   constexpr int lanes_of_warp = 32;
   constexpr int ahead = 4;
   const auto* source = reinterpret_cast<const uint4*>(from);
 #pragma unroll 1
-  for (int at = begin + lane; at < end; at += ahead * lanes_of_warp) {
+  for (int base = begin; base < end; base += ahead * lanes_of_warp) {
+    const int at = base + lane;
     uint4 values[ahead];
 #pragma unroll
     for (int j = 0; j < ahead; ++j) {
@@ -132,8 +134,9 @@ class RowSum {
         SumTerm some[ahead];
         RawEight<wire> raw[chunks][ahead];
 #pragma unroll
+        for (int j = 0; j < ahead; ++j) some[j] = first + j < n ? terms(first + j) : SumTerm{};
+#pragma unroll
         for (int j = 0; j < ahead; ++j) {
-          some[j] = first + j < n ? terms(first + j) : SumTerm{};
 #pragma unroll
           for (int c = 0; c < chunks; ++c) {
             if (some[j].row != nullptr && at + c * step < end) raw[c][j].load(some[j].row, at + c * step, format.row);

@@ -131,7 +131,8 @@ class RowSender {
     constexpr int ahead = 4;
     const int end = min(last * pass_values, format.hidden) / 8;  // in 16-byte vectors
     const auto* source = reinterpret_cast<const uint4*>(from);
-    for (int at = first * pass_values / 8 + lane; at < end; at += ahead * lanes_of_warp) {
+    for (int base = first * pass_values / 8; base < end; base += ahead * lanes_of_warp) {
+      const int at = base + lane;
       uint4 values[ahead];
 #pragma unroll
       for (int j = 0; j < ahead; ++j) {

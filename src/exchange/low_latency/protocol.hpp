@@ -19,6 +19,13 @@ struct LowLatencyScratch {
   std::int32_t* counts = nullptr;  ///< [local experts] (masked_m)
 };
 
+/// Where a pair's row goes, if it does.
+struct LowLatencyDestination {
+  std::int32_t rank = -1;
+  std::uint32_t number = 0;  ///< of the row there
+  HEDDLE_HOST_DEVICE bool counts() const { return rank >= 0; }
+};
+
 /// Writes how many rows came for each expert beside the rows.
 template <Worker W>
 HEDDLE_PROTOCOL void low_latency_write_counts(W& w, const LowLatencyLayout& layout, const PlacementView& placement,
@@ -52,19 +59,24 @@ HEDDLE_PROTOCOL bool low_latency_send(W& w, const LowLatencyLayout& layout, cons
   const int bits = w.part_bits(input.tokens, layout.wire.hidden);
   for (int item = w.index(); item < input.tokens << bits; item += w.count()) {
     const int token = row_of(item, bits);
-    const auto at = [&](int choice, auto offset_of) {
+    const auto destination = [&](int choice) {
       const int pair = token * topk + choice;
       const int d = placement.rank_of_choice(input.ids[pair]);
-      const bool goes = d >= 0 && w.live(d) && sent.numbers[pair] < layout.shape.cap;
-      return goes ? heap.at<std::byte>(
-                        d, offset_of(layout.row_number(placement.local_index[input.ids[pair]], heap.rank, sent.numbers[pair])))
-                  : nullptr;
+      if (d < 0 || !w.live(d) || sent.numbers[pair] >= layout.shape.cap) return LowLatencyDestination{};
+      const std::size_t number = layout.row_number(placement.local_index[input.ids[pair]], heap.rank, sent.numbers[pair]);
+      return LowLatencyDestination{d, static_cast<std::uint32_t>(number)};
     };
-    const auto row = [&](int choice) { return at(choice, [&](std::size_t number) { return layout.row(number); }); };
+    int n = topk;
+    const auto destinations = those_that_count(w, n, destination);
+    const auto row = [&](int i) {
+      const LowLatencyDestination to = destinations(i);
+      return to.counts() ? heap.at<std::byte>(to.rank, layout.row(to.number)) : nullptr;
+    };
     const auto origin = [&](int choice) {
-      return reinterpret_cast<PairOrigin*>(at(choice, [&](std::size_t number) { return layout.origin(number); }));
+      const LowLatencyDestination to = destination(choice);
+      return to.counts() ? heap.at<PairOrigin>(to.rank, layout.origin(to.number)) : nullptr;
     };
-    send_row(w, topk, row, input.hidden + static_cast<std::size_t>(token) * layout.wire.hidden, layout.wire, part_of(item, bits));
+    send_row(w, n, row, input.hidden + static_cast<std::size_t>(token) * layout.wire.hidden, layout.wire, part_of(item, bits));
     if (!part_of(item, bits).last()) continue;
     write_each(w, topk, origin, [&](int choice) {
       return PairOrigin{token * topk + choice, input.weights[token * topk + choice]};
