@@ -201,6 +201,7 @@ void DeviceWorkspace::reset(const std::vector<bool>& live) {
   own.processes.reset(own.live_processes());  // from here on no live process has a kernel of this workspace running
   HeapHeader fresh;
   fresh.epoch = own.agree_on_epoch() + 2;  // one more than any call that was under way
+  fresh.call = fresh.epoch;
   for (std::size_t gpu = 0; gpu < own.map.gpus; ++gpu) {
     const HeapView view = own.heap->view(gpu);
     for (int rank = view.rank; rank < view.rank + own.map.own(gpu).ranks; ++rank) {

@@ -34,6 +34,7 @@ void Workspace::reset(const std::vector<bool>& live) {
   std::atomic_ref<Word>(header->abort).store(0);
   header->fault = {};
   std::atomic_ref<Word>(header->epoch).store(epoch + 2);  // one more than any call that was under way
+  std::atomic_ref<Word>(header->call).store(epoch + 2);
   group_->barrier("workspace reset");
 }
 

@@ -37,11 +37,14 @@ class DeviceWorker : public WarpNumbers {
     // Everything is asked for before anything is looked at.
     const bool begins = part == CallPart::dispatch_send;
     const Word epoch = ptx::load_relaxed_system(begins ? &header()->epoch : &header()->call);
+    const Word used = part == CallPart::dispatch_receive ? ptx::load_relaxed_system(&header()->epoch) : ~epoch;
     const Word abort = ptx::load_relaxed_system(&header()->abort);
     longest_delay_ = team.settings->delay_nanoseconds;
     all_live_ = team.settings->all_live != 0;
-    epoch_ = static_cast<std::uint32_t>(epoch) + (begins ? 1 : 0);
-    aborted_at_start_ = __shfl_sync(all_lanes, static_cast<int>(abort != 0), 0) != 0;
+    // To receive without having sent is to wait for a call that nobody has begun.
+    epoch_ = static_cast<std::uint32_t>(epoch) + (begins || epoch == used ? 1 : 0);
+    // For the whole squad alike: warps that leave by themselves would be missed at its barriers.
+    aborted_at_start_ = __syncthreads_or(static_cast<int>(abort != 0)) != 0;
     if (blockIdx.x == 0 && threadIdx.x == 0) {
       if (begins) ptx::store_relaxed_system(&header()->call, epoch_);
       if (part == CallPart::combine) ptx::store_relaxed_system(&header()->epoch, epoch_);
@@ -362,20 +365,22 @@ class DeviceWorker : public WarpNumbers {
     return true;
   }
   /// All warps of the rank; those that have left do not hold it up. Few CTAs are one CTA or one cluster and meet
-  /// in hardware, without memory; the abort word is then seen by the next verb that waits. Many CTAs count
-  /// their arrivals, and the abort word ends the wait.
+  /// in hardware, without memory. Many CTAs count their arrivals, and the abort word ends the wait. False where it stands.
   __device__ bool team_barrier() {
     verb();
-    if (one_squad()) {
-      __syncthreads();
-      return true;
-    }
+    bool fine = true;
     if (one_cluster()) {
       ptx::cluster_barrier_release_acquire();
-      return true;
+    } else if (one_squad()) {
+      __syncthreads();
+    } else {
+      fine = meet_by_counting(team_, heap_.rank);
     }
-    return meet_by_counting(team_, heap_.rank);
+    // Who gave up comes here too, and nobody may go on to what it has left undone.
+    if (threadIdx.x == 0) fine &= !aborted();
+    return __syncthreads_and(static_cast<int>(fine)) != 0;
   }
+
   /// Gives up, by one lane.
   __device__ void fail(const WordName& name, std::uint64_t expected, std::uint64_t seen) {
     give_up(team_, heap_.rank, name, expected, seen);

@@ -18,7 +18,11 @@ void HostWorker::start(CallPart part) {
   const std::atomic_ref<Word> used(header->epoch);
   const std::atomic_ref<Word> call(header->call);
   const bool begins = part == CallPart::dispatch_send;
-  epoch_ = static_cast<std::uint32_t>(begins ? used.load(std::memory_order_relaxed) + 1 : call.load(std::memory_order_relaxed));
+  const Word last = used.load(std::memory_order_relaxed);
+  const Word now = call.load(std::memory_order_relaxed);
+  // To receive without having sent is to wait for a call that nobody has begun.
+  const bool lost = part == CallPart::dispatch_receive && now == last;
+  epoch_ = static_cast<std::uint32_t>(begins || lost ? last + 1 : now);
   if (index_ != 0) return;
   if (begins) call.store(epoch_, std::memory_order_relaxed);
   if (part == CallPart::combine) used.store(epoch_, std::memory_order_relaxed);

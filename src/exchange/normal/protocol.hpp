@@ -124,7 +124,10 @@ HEDDLE_PROTOCOL bool move_rows(W& w, const NormalFlow& flow, const Words& words,
       continue;
     }
     const NormalStop stop = where_stuck(w.epoch(), flow, progress[waiting_for], static_cast<std::uint32_t>(to_take[waiting_for]));
-    if (!w.rest(patience, {stop.kind, waiting_for, -1}, stop.expected, stop.seen)) return false;
+    if (!w.rest(patience, {stop.kind, waiting_for, -1}, stop.expected, stop.seen)) {
+      w.team_barrier();  // nobody leaves before the others are there
+      return false;
+    }
   }
 }
 
