@@ -141,6 +141,23 @@ TEST(Halves, OtherWorkFitsInBetween) {
   }
 }
 
+// A way may be made over a workspace while another one there is between its halves.
+TEST(Halves, AnotherWayIsMadeInBetween) {
+  const std::uint64_t seed = test_seed();
+  for (const Case& c : all_cases(2, seed)) {
+    run_ranks(2, {std::chrono::milliseconds(5000)}, [&](Group& group) {
+      Context context(group, c);
+      std::vector<std::unique_ptr<Exchange>> others;
+      TripOptions trip;
+      trip.between = [&](int) { others.push_back(create_exchange(context.workspace, c.options, context.memory)); };
+      for (int round = 0; round < 2; ++round) round_trip(*context.exchange, c, group.rank(), round, trip);
+      EXPECT_EQ(others.size(), 6u);
+      context.workspace.close();
+    });
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
 // Two contexts on one thread, each half of one followed by the same half of the other.
 TEST(Halves, TwoContextsTakeTurns) {
   const std::uint64_t seed = test_seed();

@@ -125,6 +125,7 @@ TEST(Signal, StaleEpochDoesNotSatisfyAWait) {
     Word* word = workspace.view().at<Word>(0, 4096);
     if (group.rank() == 1) {
       HostWorker worker(team, 0);
+      worker.start(CallPart::dispatch_send);
       worker.publish(word, 7);
       group.barrier("published");
       EXPECT_THROW(
@@ -137,10 +138,12 @@ TEST(Signal, StaleEpochDoesNotSatisfyAWait) {
       group.barrier("published");
       std::uint32_t value = 0;
       HostWorker first(team, 0);
+      first.start(CallPart::dispatch_send);
       ASSERT_TRUE(first.acquire(word, {WordKind::elastic_count, 1, -1}, value));
       EXPECT_EQ(value, 7u);
       first.start(CallPart::combine);
       HostWorker second(team, 0);
+      second.start(CallPart::dispatch_send);
       EXPECT_FALSE(second.acquire(word, {WordKind::elastic_count, 1, 5}, value)) << "epoch 1's word satisfied epoch 2";
       try {
         workspace.throw_if_aborted();
@@ -158,6 +161,7 @@ TEST(Signal, EveryRankLearnsWhyAndWorksAgainAfterAReset) {
     HostTeam team{workspace.view(), 1, group.deadline(), nullptr, 0, nullptr};
     const auto ring_round = [&](bool silent) {
       HostWorker worker(team, 0);
+      worker.start(CallPart::dispatch_send);
       const int next = (group.rank() + 1) % group.ranks();
       if (!silent) worker.publish(workspace.view().at<Word>(next, 4096), 1);
       std::uint32_t value = 0;

@@ -5,7 +5,7 @@
 
 namespace heddle {
 
-HostWorker::HostWorker(const HostTeam& team, int index) : team_(team), index_(index) { start(CallPart::dispatch_send); }
+HostWorker::HostWorker(const HostTeam& team, int index) : team_(team), index_(index) {}
 
 void start_team(const HeapView& heap) {
   auto* header = heap.mine<HeapHeader>(0);

@@ -39,6 +39,7 @@ class HostWorker : public OneLane<HostWorker> {
     Clock::time_point since;
     std::uint32_t rung = 0;
   };
+  /// Of no call until start(): one may be made while another exchange of the workspace is in the middle of its own.
   HostWorker(const HostTeam& team, int index);
 
   int index() const { return index_; }
