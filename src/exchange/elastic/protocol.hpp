@@ -138,6 +138,7 @@ HEDDLE_PROTOCOL void elastic_return_sum(W& w, const ElasticLayout& layout, const
     sum_pairs(w, i, scratch.routing, results.places, results.rows, hidden, results.weighted, reinterpret_cast<bf16*>(home), part);
   } else {
     sum_pairs(w, i, scratch.routing, results.places, results.rows, hidden, results.weighted, results.sums + row, part);
+    w.complete_all();  // a lane sends what other lanes have summed
     send_row(w, 1, to, results.sums + row, layout.returned, part);
   }
 }
