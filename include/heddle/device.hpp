@@ -83,17 +83,17 @@ class DeviceWorkspace {
   std::unique_ptr<Impl> impl_;
 };
 
-/// One rank's tokens in its GPU's memory. The number of tokens is read on the device, so a captured graph
-/// may be replayed with another one.
+/// One rank's tokens in its GPU's memory, which stay as they are until combine has run. The number of tokens is read on the
+/// device, so a captured graph may be replayed with another one.
 struct DeviceInput {
   const int* tokens = nullptr;        ///< one int, at most step.max_tokens
   const bf16* hidden = nullptr;       ///< [tokens, H], 16-byte aligned
-  const std::int32_t* ids = nullptr;  ///< [tokens, topk]; checked on the device before anything is announced
+  const std::int32_t* ids = nullptr;  ///< [tokens, topk]; a bad one, found on the device, ends the call on all ranks
   const float* weights = nullptr;     ///< [tokens, topk]
   const std::byte* extra[3] = {};     ///< one_sided: extra payloads
 };
 
-/// Where a rank's outputs go: as CombineOutput, in device memory.
+/// Where a rank's outputs go: as CombineOutput, in device memory; rows are 16-byte aligned.
 struct DeviceOutput {
   bf16* out = nullptr;
   const bf16* shared = nullptr;
@@ -128,13 +128,17 @@ class NcclCommunicators {
 };
 
 struct DeviceExchangeOptions {
-  int sms = 0;  ///< CTAs a GPU for the transfer, over all its ranks; 0: all SMs
+  /// CTAs a GPU for the transfer, over all its ranks; 0: as many as SMs, fewer for small batches. With 0 kernels are launched
+  /// before the kernel before them on the stream has ended; they wait for that end before they look at anything.
+  int sms = 0;
   /// gather (padded, one rank a GPU, combine wire bf16): all-gather and reduce-scatter by NCCL instead of own kernels. Its sums are
   /// rounded to bf16 at every hop (docs/numerics.md), it has no deadline, and no rank may be masked. Null: own kernels.
   std::shared_ptr<NcclCommunicators> nccl = nullptr;
 };
 
-/// One way on one GPU, for all ranks that live there. Arrays are by local rank.
+/// One way on one GPU, for all ranks that live there. Arrays are by local rank. A dispatch is followed by its combine before
+/// the next one: combine uses the call up. Kernels of the caller that are launched before the one before them on the stream
+/// has ended (programmatic stream serialization) must wait for that end, also where they do not use what it made.
 class DeviceExchange {
  public:
   virtual ~DeviceExchange() = default;
@@ -146,6 +150,7 @@ class DeviceExchange {
   /// as arrived().room, valid from this dispatch to the end of combine. Null where the way or its combine wire wants them
   /// elsewhere (gather and one_sided with bf16 have it).
   virtual bf16* result_rows(int) const { return nullptr; }
+  /// results: as Exchange::combine_send, 16-byte aligned, in device memory that stays as it is until combine_receive has run.
   virtual void combine_send(std::span<const bf16* const> results, DeviceStream stream) = 0;
   virtual void combine_receive(std::span<const DeviceOutput> outputs, DeviceStream stream) = 0;
   /// Both halves; one kernel where the way allows it.

@@ -10,6 +10,16 @@ namespace heddle {
 
 using cuda::check;
 
+namespace {
+/// What kernels cannot do though the host engine can.
+void check_limits(const ExchangeOptions& options) {
+  if (options.topk > most_choices)
+    throw InputError(fmt::format("top-k is {}; on GPUs at most {} is possible", options.topk, most_choices));
+  if (options.cap > most_announced)
+    throw InputError(fmt::format("a cap of {} rows; on GPUs at most {} are possible", options.cap, most_announced));
+}
+}  // namespace
+
 DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options,
                                        const ExchangeMemory& memory, const DeviceExchangeOptions& device_options)
     : workspace_(workspace), gpu_(gpu), options_(options), memory_(memory) {
@@ -24,6 +34,7 @@ DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t g
     throw InputError(fmt::format("way {} needs a workspace of {} bytes a rank, this one has {}", name(options.way), areas().end,
                                  workspace.bytes()));
   }
+  check_limits(options);
   const cuda::DeviceScope scope(device());
   const auto experts = static_cast<std::size_t>(options.placement.experts());
   std::vector<int> map(options.placement.rank_map().begin(), options.placement.rank_map().end());
@@ -41,7 +52,8 @@ DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t g
   check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device()), "number of SMs");
   fixed_ctas_ = device_options.sms > 0;
   const int wanted = fixed_ctas_ ? device_options.sms : sms;
-  grid_ = dim3(static_cast<unsigned>(std::max(1, std::min(wanted, sms) / local_ranks())), static_cast<unsigned>(local_ranks()));
+  const int ctas = std::min(std::max(1, std::min(wanted, sms) / local_ranks()), most_squads);  // a word each
+  grid_ = dim3(static_cast<unsigned>(ctas), static_cast<unsigned>(local_ranks()));
 }
 
 void DeviceExchangeBase::take_inputs(std::span<const DeviceInput> inputs, const Step& step) {

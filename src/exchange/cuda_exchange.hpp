@@ -14,7 +14,8 @@
 namespace heddle {
 
 constexpr int max_local_ranks = 32;
-constexpr int threads_a_cta = 512;  ///< at most; small batches have half
+constexpr int threads_a_cta = 512;               ///< at most; small batches have half
+constexpr int most_choices = threads_a_cta / 2;  ///< of a token: a CTA looks at the choices of whole tokens, one a thread
 constexpr std::size_t squad_bytes = 96 * 1024;
 
 /// A rank's pointers in one launch.
