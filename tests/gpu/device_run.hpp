@@ -78,6 +78,10 @@ class DeviceRun {
   const Seat& seat(int rank) const { return seats_[static_cast<std::size_t>(rank)]; }
   cudaStream_t stream(std::size_t gpu) const { return streams_[gpu]; }
   DeviceExchange& exchange(std::size_t way, std::size_t gpu) const { return *exchanges_[way][gpu]; }
+  /// Way 0 of a GPU made anew.
+  void remake(std::size_t gpu, const DeviceExchangeOptions& device) {
+    exchanges_[0][gpu] = create_device_exchange(workspace_, gpu, cases_[0].options, memory_, device);
+  }
   std::size_t gpu_of(int rank) const {
     std::size_t gpu = 0;
     while (gpu + 1 < workspace_.gpus() && workspace_.first_rank(gpu + 1) <= rank) ++gpu;

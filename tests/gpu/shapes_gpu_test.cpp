@@ -2,6 +2,8 @@
 // ranks, a cap of one, everything to one rank, nobody to anybody. What arrives is told from the ids alone.
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "exchange_arrivals.hpp"
 #include "gpu/device_run.hpp"
 
@@ -204,6 +206,35 @@ TEST(ShapesGpu, OddNumbersOfRanks) {
     c.tokens[static_cast<std::size_t>(ranks) / 2] = 0;
     check_every_way(c);
     if (HasFailure()) return;
+  }
+}
+
+// Numbers of CTAs that change from call to call and, with two GPUs, are not those of the peers: words of many CTAs stay behind
+// where few speak next, and a rank hears of more CTAs than it has, or of fewer.
+TEST(ShapesGpu, UnlikeNumbersOfCtas) {
+  SKIP_WITHOUT_GPU();
+  const Case sizes = sizes_of(1024, Placement::contiguous(12, ranks_here(2)), 3, 40);
+  for (const Case& c : in_every_way(sizes)) {
+    SCOPED_TRACE(testing::Message() << title(c.options) << ", " << c.ranks() << " ranks, seed " << c.seed);
+    DeviceRun run(c, gpus_here());
+    int round = 0;
+    for (const auto& ctas : {std::array{0, 0}, {1, 0}, {0, 3}, {16, 1}, {5, 0}, {2, 40}, {0, 16}}) {
+      SCOPED_TRACE(testing::Message() << ctas[0] << " and " << ctas[1] << " CTAs a GPU");
+      for (std::size_t gpu = 0; gpu < run.workspace().gpus(); ++gpu) run.remake(gpu, {ctas[gpu % 2]});
+      round_trip(c, run, round, false, round % 2 == 1, false);
+      if (HasFailure()) return;
+      ++round;
+    }
+  }
+}
+
+// As many choices as a small CTA has threads, and one more.
+TEST(ShapesGpu, ManyChoices) {
+  SKIP_WITHOUT_GPU();
+  const Placement placement = Placement::contiguous(300, ranks_here(2));
+  check_every_way(sizes_of(64, placement, 256, 3), 1);
+  for (const Case& c : in_every_way(sizes_of(64, placement, 257, 3))) {
+    EXPECT_THROW(DeviceRun(c, gpus_here()), InputError) << title(c.options);
   }
 }
 
