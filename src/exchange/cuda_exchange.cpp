@@ -109,21 +109,28 @@ void DeviceExchangeBase::find_largest_cluster(const void* kernel) {
 }
 
 DeviceExchangeBase::Shape DeviceExchangeBase::shape_for(int tokens, bool independent) const {
-  // Measured (docs/performance.md): one cluster of 16 CTAs wins up to about 16 tokens; beyond, more CTAs hide more. Small
-  // batches have no work for more warps, and those that are there have to meet.
+  // Measured (docs/performance.md). Up to 16 tokens one cluster of 16 CTAs wins, launched early; up to 64 half of the SMs, but
+  // for elastic, whose copies want all; and small batches have no work for more warps, and those that are there must meet.
   constexpr int cluster_tokens = 16;
+  constexpr int half_tokens = 64;
   constexpr int few_tokens = 128;
   Shape shape;
-  shape.ctas = !fixed_ctas_ && tokens <= cluster_tokens ? std::min(largest_cluster_, grid_.x) : grid_.x;
+  shape.ctas = grid_.x;
+  if (!fixed_ctas_ && tokens <= cluster_tokens) {
+    shape.ctas = std::min(largest_cluster_, grid_.x);
+    shape.early = true;
+  } else if (!fixed_ctas_ && tokens <= half_tokens && options_.way != Way::elastic) {
+    shape.ctas = (grid_.x + 1) / 2;
+  }
   shape.threads = tokens <= few_tokens ? threads_a_cta / 2 : threads_a_cta;
   // A cluster is resident as a whole, and CTAs that wait for no other one need not be.
   shape.cooperative = local_ranks() > 1 || !(independent || is_cluster(shape.ctas));
-  shape.early = !fixed_ctas_;
   return shape;
 }
 
 bool DeviceExchangeBase::is_cluster(unsigned ctas) const {
-  return ctas > 1 && ctas <= largest_cluster_ && (ctas & (ctas - 1)) == 0;
+  // Of SMs that were set apart a cluster may not find enough in one place.
+  return !fixed_ctas_ && ctas > 1 && ctas <= largest_cluster_ && (ctas & (ctas - 1)) == 0;
 }
 
 cudaLaunchConfig_t DeviceExchangeBase::configuration(const Shape& shape, cudaLaunchAttribute* attributes,
@@ -146,7 +153,7 @@ cudaLaunchConfig_t DeviceExchangeBase::configuration(const Shape& shape, cudaLau
     attribute.val.clusterDim.y = 1;
     attribute.val.clusterDim.z = 1;
   }
-  // The launch may overtake the end of the kernel before it: ours wait for that end before they look at anything. Not where
+  // The launch may overtake the end of the kernel before it: ours wait for that end before they look at anything. Never where
   // SMs were set apart: CTAs that only wait would sit on those of another context, which this one's peers may need.
   if (shape.early) {
     cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
