@@ -182,7 +182,8 @@ TEST(DocsWords, WordAreaIsAsLargeAsThePagesSay) {
   EXPECT_TRUE(has_row(text_of("docs/protocols/README.md"), "| words | `7,680 R` |"));
   EXPECT_NE(text_of("docs/ways.md").find("`128 + 7,680 R`"), std::string::npos);
   for (const int ranks : {1, 7, 32}) EXPECT_EQ(word_area_bytes(ranks), 7680 * static_cast<std::size_t>(ranks));
-  const std::string place = fmt::format("*Place* n begins at `words + {} n` and has {} words", grouped(sizeof(Word) * most_squads), most_squads);
+  const std::string place =
+      fmt::format("*Place* n begins at `words + {} n` and has {} words", grouped(sizeof(Word) * most_squads), most_squads);
   EXPECT_NE(text_of("docs/protocols/README.md").find(place), std::string::npos) << place;
 }
 
