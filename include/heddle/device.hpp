@@ -128,7 +128,9 @@ class NcclCommunicators {
 };
 
 struct DeviceExchangeOptions {
-  int sms = 0;  ///< CTAs a GPU for the transfer, over all its ranks; 0: all SMs
+  /// CTAs a GPU for the transfer, over all its ranks; 0: all SMs, fewer for the smallest batches. Two contexts in flight need
+  /// a share each; kernels are then not launched before those ahead of them have ended.
+  int sms = 0;
   /// gather (padded, one rank a GPU, combine wire bf16): all-gather and reduce-scatter by NCCL instead of own kernels. Its sums are
   /// rounded to bf16 at every hop (docs/numerics.md), it has no deadline, and no rank may be masked. Null: own kernels.
   std::shared_ptr<NcclCommunicators> nccl = nullptr;

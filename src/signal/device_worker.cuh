@@ -16,8 +16,7 @@
 
 namespace heddle {
 
-/// `plain`: rows travel as bf16 and nothing else, so that kernels of such a call hold no conversions: code that is not
-/// there need not be fetched.
+/// `plain`: rows travel as bf16 and nothing else, so that kernels of such a call hold no conversions and step over none.
 template <bool plain>
 class DeviceWorker : public WarpNumbers {
  public:
