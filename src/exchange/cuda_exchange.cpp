@@ -41,7 +41,8 @@ DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t g
   check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device()), "number of SMs");
   fixed_ctas_ = device_options.sms > 0;
   const int wanted = fixed_ctas_ ? device_options.sms : sms;
-  grid_ = dim3(static_cast<unsigned>(std::max(1, std::min(wanted, sms) / local_ranks())), static_cast<unsigned>(local_ranks()));
+  const int ctas_a_rank = std::clamp(std::min(wanted, sms) / local_ranks(), 1, most_squads);
+  grid_ = dim3(static_cast<unsigned>(ctas_a_rank), static_cast<unsigned>(local_ranks()));
 }
 
 void DeviceExchangeBase::take_inputs(std::span<const DeviceInput> inputs, const Step& step) {
