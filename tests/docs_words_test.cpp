@@ -1,5 +1,5 @@
 // The protocol pages against the code: every word has its row, every function of a layout that places a
-// word is named with the slot it computes, and the sizes that the docs print are the code's. In all pages
+// word is named with the place it computes, and the sizes that the docs print are the code's. In all pages
 // sources that are named exist and links lead somewhere.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -86,6 +86,11 @@ bool has_row(const std::string& page, const std::string& begin) {
   return false;
 }
 
+/// 1234567 as "1,234,567", as the docs print it.
+std::string grouped(std::size_t value) {
+  return value < 1000 ? fmt::format("{}", value) : fmt::format("{},{:03}", grouped(value / 1000), value % 1000);
+}
+
 TEST(DocsWords, EveryWordHasARowWithItsTextOnThePageOfItsWay) {
   const std::vector<std::string> names = kinds();
   ASSERT_GT(names.size(), 1u);
@@ -112,17 +117,20 @@ TEST(DocsWords, EveryFunctionThatPlacesAWordIsNamed) {
   }
 }
 
-/// A function of a layout as its page names it, with the slot that it computes: "`tail_word(s)`, slot 4R + s".
+/// A function of a layout as its page names it, with the place that it computes: "`tail_word(s)`, place 4R + s".
 template <class Offset>
-void expect_slot(const char* way, const char* function, const char* peer, Offset offset) {
+void expect_place(const char* way, const char* function, const char* peer, Offset offset) {
   ExchangeShape shape;
   shape.ranks = 7;
-  const auto slot = [&](int number) { return (offset(shape, number) - Areas{}.words) / sizeof(Word); };
-  const std::size_t row = slot(0) / 7;
-  EXPECT_EQ(slot(0) % 7, 0u) << way << ": " << function;
-  EXPECT_EQ(slot(6), slot(0) + 6) << way << ": " << function;
+  constexpr std::size_t place_bytes = sizeof(Word) * most_squads;
+  const auto from_words = [&](int number) { return offset(shape, number) - Areas{}.words; };
+  const std::size_t row = from_words(0) / (7 * place_bytes);
+  EXPECT_LT(row, static_cast<std::size_t>(word_rows)) << way << ": " << function;
+  for (const int peer_number : {0, 1, 6}) {
+    EXPECT_EQ(from_words(peer_number), (row * 7 + static_cast<std::size_t>(peer_number)) * place_bytes) << way << ": " << function;
+  }
   const std::string base = row == 0 ? "" : row == 1 ? "R + " : fmt::format("{}R + ", row);
-  const std::string text = fmt::format("`{}({})`, slot {}{} ", function, peer, base, peer);
+  const std::string text = fmt::format("`{}({})`, place {}{} ", function, peer, base, peer);
   const std::string page = text_of(fmt::format("docs/protocols/{}.md", way));
   EXPECT_NE(page.find(text), std::string::npos) << way << ".md does not say: " << text;
 }
@@ -137,39 +145,46 @@ auto places(std::size_t (Layout::*function)(int) const) {
   };
 }
 
-TEST(DocsWords, SlotsAreTheLayouts) {
-  expect_slot("gather", "count_word", "s", places(&GatherLayout::count_word));
-  expect_slot("gather", "arrived_word", "s", places(&GatherLayout::arrived_word));
-  expect_slot("gather", "reduced_word", "s", places(&GatherLayout::reduced_word));
-  expect_slot("gather", "partial_word", "w", places(&GatherLayout::partial_word));
-  expect_slot("normal", "count_word", "s", places(&NormalLayout::count_word));
-  expect_slot("normal", "tail_word", "s", places(&NormalLayout::tail_word));
-  expect_slot("normal", "head_word", "d", places(&NormalLayout::head_word));
-  expect_slot("normal", "return_tail_word", "w", places(&NormalLayout::return_tail_word));
-  expect_slot("normal", "return_head_word", "h", places(&NormalLayout::return_head_word));
-  expect_slot("low_latency", "returned_word", "w", places(&LowLatencyLayout::returned_word));
-  expect_slot("elastic", "count_word", "s", places(&ElasticLayout::count_word));
-  expect_slot("elastic", "returned_word", "w", places(&ElasticLayout::returned_word));
-  expect_slot("one_sided", "arrived_word", "s", places(&OneSidedLayout::arrived_word));
-  expect_slot("one_sided", "ready_word", "w", places(&OneSidedLayout::ready_word));
-  expect_slot("all_gather", "arrived_word", "s", places(&AllGatherLayout::arrived_word));
+TEST(DocsWords, PlacesAreTheLayouts) {
+  expect_place("gather", "count_word", "s", places(&GatherLayout::count_word));
+  expect_place("gather", "arrived_word", "s", places(&GatherLayout::arrived_word));
+  expect_place("gather", "reduced_word", "s", places(&GatherLayout::reduced_word));
+  expect_place("gather", "partial_word", "w", places(&GatherLayout::partial_word));
+  expect_place("normal", "count_word", "s", places(&NormalLayout::count_word));
+  expect_place("normal", "tail_word", "s", places(&NormalLayout::tail_word));
+  expect_place("normal", "head_word", "d", places(&NormalLayout::head_word));
+  expect_place("normal", "return_tail_word", "w", places(&NormalLayout::return_tail_word));
+  expect_place("normal", "return_head_word", "h", places(&NormalLayout::return_head_word));
+  expect_place("low_latency", "arrived_word", "s", places(&LowLatencyLayout::arrived_word));
+  expect_place("low_latency", "returned_word", "w", places(&LowLatencyLayout::returned_word));
+  expect_place("elastic", "count_word", "s", places(&ElasticLayout::count_word));
+  expect_place("elastic", "returned_word", "w", places(&ElasticLayout::returned_word));
+  expect_place("one_sided", "arrived_word", "s", places(&OneSidedLayout::arrived_word));
+  expect_place("one_sided", "ready_word", "w", places(&OneSidedLayout::ready_word));
+  expect_place("all_gather", "arrived_word", "s", places(&AllGatherLayout::arrived_word));
+}
 
+TEST(DocsWords, CountsOfLowLatencyEndItsDispatchArea) {
+  const std::string page = text_of("docs/protocols/low_latency.md");
+  EXPECT_NE(page.find("then `[L][R]` counts (i32), `count(e, s)` | `L R (C (row + 8) + 4)` |"), std::string::npos);
   LowLatencyLayout layout;
   layout.shape.ranks = 7;
-  for (const int e : {0, 1, 5}) {
-    EXPECT_EQ(layout.count_word(e, 4), layout.areas.words + sizeof(Word) * static_cast<std::size_t>((3 + e) * 7 + 4));
-  }
-  EXPECT_NE(text_of("docs/protocols/low_latency.md").find("`count_word(e, s)`, slot (3 + e) R + s,"), std::string::npos);
+  layout.shape.max_local_experts = 5;
+  layout.shape.cap = 3;
+  layout.wire = {Wire::bf16, 64, {}, 1.0f};
+  layout.areas.dispatch = 4096;
+  const std::size_t counts = 4096 + 5 * 7 * 3 * (layout.wire.row_bytes() + 8);
+  for (const int e : {0, 1, 4}) EXPECT_EQ(layout.count(e, 6), counts + 4 * static_cast<std::size_t>(e * 7 + 6)) << e;
+  EXPECT_EQ(layout.dispatch_bytes(), counts + 4 * 5 * 7 - 4096);
 }
 
 TEST(DocsWords, WordAreaIsAsLargeAsThePagesSay) {
-  EXPECT_TRUE(has_row(text_of("docs/protocols/README.md"), "| words | `pad128(8 R (3 + max(3, L)))` |"));
-  EXPECT_NE(text_of("docs/ways.md").find("`128 + pad128(8 R (3 + max(3, L)))`"), std::string::npos);
-  for (const int ranks : {1, 7, 32}) {
-    for (const int local : {0, 1, 3, 4, 48}) {
-      EXPECT_EQ(word_area_bytes(ranks, local), align_up(static_cast<std::size_t>(8 * ranks * (3 + std::max(3, local))), 128));
-    }
-  }
+  EXPECT_TRUE(has_row(text_of("docs/protocols/README.md"), "| words | `7,680 R` |"));
+  EXPECT_NE(text_of("docs/ways.md").find("`128 + 7,680 R`"), std::string::npos);
+  for (const int ranks : {1, 7, 32}) EXPECT_EQ(word_area_bytes(ranks), 7680 * static_cast<std::size_t>(ranks));
+  const std::string place =
+      fmt::format("*Place* n begins at `words + {} n` and has {} words", grouped(sizeof(Word) * most_squads), most_squads);
+  EXPECT_NE(text_of("docs/protocols/README.md").find(place), std::string::npos) << place;
 }
 
 TEST(DocsWords, SourcesAndPagesThatAreNamedExist) {
@@ -218,16 +233,13 @@ TEST(DocsWords, HeaderFieldsLieWhereThePageSays) {
   };
   expect_field("abort", offsetof(HeapHeader, abort), sizeof(HeapHeader::abort));
   expect_field("epoch", offsetof(HeapHeader, epoch), sizeof(HeapHeader::epoch));
+  expect_field("call", offsetof(HeapHeader, call), sizeof(HeapHeader::call));
   expect_field("team", offsetof(HeapHeader, team), sizeof(HeapHeader::team));
+  expect_field("arrivals", offsetof(HeapHeader, arrivals), sizeof(HeapHeader::arrivals));
   expect_field("doorbell", offsetof(HeapHeader, doorbell), sizeof(HeapHeader::doorbell));
   expect_field("sleepers", offsetof(HeapHeader, sleepers), sizeof(HeapHeader::sleepers));
   expect_field("fault", offsetof(HeapHeader, fault), sizeof(HeapHeader::fault));
   EXPECT_TRUE(has_row(page, fmt::format("| header | {} |", heap_header_bytes)));
-}
-
-/// 1234567 as "1,234,567", as the docs print it.
-std::string grouped(std::size_t value) {
-  return value < 1000 ? fmt::format("{}", value) : fmt::format("{},{:03}", grouped(value / 1000), value % 1000);
 }
 
 TEST(DocsWords, SizesAreTheCodes) {

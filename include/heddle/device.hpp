@@ -128,8 +128,8 @@ class NcclCommunicators {
 };
 
 struct DeviceExchangeOptions {
-  /// CTAs a GPU for the transfer, over all its ranks; 0: as many as SMs, fewer for small batches. With 0 kernels are launched
-  /// before the kernel before them on the stream has ended; they wait for that end before they look at anything.
+  /// CTAs a GPU for the transfer, over all its ranks; 0: all SMs, fewer for the smallest batches. Two contexts in flight need
+  /// a share each; kernels are then not launched before those ahead of them have ended.
   int sms = 0;
   /// gather (padded, one rank a GPU, combine wire bf16): all-gather and reduce-scatter by NCCL instead of own kernels. Its sums are
   /// rounded to bf16 at every hop (docs/numerics.md), it has no deadline, and no rank may be masked. Null: own kernels.

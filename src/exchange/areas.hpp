@@ -37,6 +37,7 @@ enum WordRow : int {
   word_rows = 6,
 };
 constexpr int most_squads = 160;
+static_assert(most_squads < 256, "an announcement has eight bits for the number of squads");
 
 /// Offset of the words of `peer` in a row of the word area.
 HEDDLE_HOST_DEVICE constexpr std::size_t word_at(const Areas& areas, int ranks, int row, int peer) {

@@ -10,16 +10,6 @@ namespace heddle {
 
 using cuda::check;
 
-namespace {
-/// What kernels cannot do though the host engine can.
-void check_limits(const ExchangeOptions& options) {
-  if (options.topk > most_choices)
-    throw InputError(fmt::format("top-k is {}; on GPUs at most {} is possible", options.topk, most_choices));
-  if (options.cap > most_announced)
-    throw InputError(fmt::format("a cap of {} rows; on GPUs at most {} are possible", options.cap, most_announced));
-}
-}  // namespace
-
 DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options,
                                        const ExchangeMemory& memory, const DeviceExchangeOptions& device_options)
     : workspace_(workspace), gpu_(gpu), options_(options), memory_(memory) {
@@ -34,7 +24,8 @@ DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t g
     throw InputError(fmt::format("way {} needs a workspace of {} bytes a rank, this one has {}", name(options.way), areas().end,
                                  workspace.bytes()));
   }
-  check_limits(options);
+  if (options.topk > most_choices)
+    throw InputError(fmt::format("top-k is {}; on GPUs at most {} is possible", options.topk, most_choices));
   const cuda::DeviceScope scope(device());
   const auto experts = static_cast<std::size_t>(options.placement.experts());
   std::vector<int> map(options.placement.rank_map().begin(), options.placement.rank_map().end());
@@ -52,8 +43,8 @@ DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t g
   check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device()), "number of SMs");
   fixed_ctas_ = device_options.sms > 0;
   const int wanted = fixed_ctas_ ? device_options.sms : sms;
-  const int ctas = std::min(std::max(1, std::min(wanted, sms) / local_ranks()), most_squads);  // a word each
-  grid_ = dim3(static_cast<unsigned>(ctas), static_cast<unsigned>(local_ranks()));
+  const int ctas_a_rank = std::clamp(std::min(wanted, sms) / local_ranks(), 1, most_squads);
+  grid_ = dim3(static_cast<unsigned>(ctas_a_rank), static_cast<unsigned>(local_ranks()));
 }
 
 void DeviceExchangeBase::take_inputs(std::span<const DeviceInput> inputs, const Step& step) {
@@ -121,21 +112,28 @@ void DeviceExchangeBase::find_largest_cluster(const void* kernel) {
 }
 
 DeviceExchangeBase::Shape DeviceExchangeBase::shape_for(int tokens, bool independent) const {
-  // Measured (docs/performance.md): one cluster of 16 CTAs wins up to about 16 tokens; beyond, more CTAs hide more. Small
-  // batches have no work for more warps, and those that are there have to meet.
+  // Measured (docs/performance.md). Up to 16 tokens one cluster of 16 CTAs wins, launched early; up to 64 half of the SMs, but
+  // for elastic, whose copies want all; and small batches have no work for more warps, and those that are there must meet.
   constexpr int cluster_tokens = 16;
+  constexpr int half_tokens = 64;
   constexpr int few_tokens = 128;
   Shape shape;
-  shape.ctas = !fixed_ctas_ && tokens <= cluster_tokens ? std::min(largest_cluster_, grid_.x) : grid_.x;
+  shape.ctas = grid_.x;
+  if (!fixed_ctas_ && tokens <= cluster_tokens) {
+    shape.ctas = std::min(largest_cluster_, grid_.x);
+    shape.early = true;
+  } else if (!fixed_ctas_ && tokens <= half_tokens && options_.way != Way::elastic) {
+    shape.ctas = (grid_.x + 1) / 2;
+  }
   shape.threads = tokens <= few_tokens ? threads_a_cta / 2 : threads_a_cta;
   // A cluster is resident as a whole, and CTAs that wait for no other one need not be.
   shape.cooperative = local_ranks() > 1 || !(independent || is_cluster(shape.ctas));
-  shape.early = !fixed_ctas_;
   return shape;
 }
 
 bool DeviceExchangeBase::is_cluster(unsigned ctas) const {
-  return ctas > 1 && ctas <= largest_cluster_ && (ctas & (ctas - 1)) == 0;
+  // Of SMs that were set apart a cluster may not find enough in one place.
+  return !fixed_ctas_ && ctas > 1 && ctas <= largest_cluster_ && (ctas & (ctas - 1)) == 0;
 }
 
 cudaLaunchConfig_t DeviceExchangeBase::configuration(const Shape& shape, cudaLaunchAttribute* attributes,
@@ -158,7 +156,7 @@ cudaLaunchConfig_t DeviceExchangeBase::configuration(const Shape& shape, cudaLau
     attribute.val.clusterDim.y = 1;
     attribute.val.clusterDim.z = 1;
   }
-  // The launch may overtake the end of the kernel before it: ours wait for that end before they look at anything. Not where
+  // The launch may overtake the end of the kernel before it: ours wait for that end before they look at anything. Never where
   // SMs were set apart: CTAs that only wait would sit on those of another context, which this one's peers may need.
   if (shape.early) {
     cudaLaunchAttribute& attribute = attributes[config.numAttrs++];

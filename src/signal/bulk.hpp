@@ -117,12 +117,8 @@ HEDDLE_PROTOCOL auto those_that_count(W& w, int& n, F f) {
   }
 }
 
-/// Bits of an announced value; on a GPU the number of squads is above them in the word.
-constexpr int announced_bits = 24;
-constexpr int most_announced = (1 << announced_bits) - 1;
-
 /// The end of a sending half. When all workers of the rank have done their part, word(i) for i < n (null: left out) says so,
-/// with value(i) <= most_announced. On a GPU every squad speaks for itself, in a word of its own behind word(i).
+/// with value(i) < 2^24. On a GPU every squad speaks for itself, in a word of its own behind word(i).
 template <Worker W, class WordOf, class Value>
 HEDDLE_PROTOCOL void announce(W& w, int n, WordOf word, Value value) {
   w.complete_all();

@@ -1,5 +1,5 @@
 // What a kernel does rarely or slowly anyway: giving up, long waits, meetings of many CTAs, the delays of tests. Kept
-// out of line, because instructions that have to be fetched cost more than those that run.
+// out of line, so that whoever does not need it steps over none of it.
 #pragma once
 
 #include <cstdint>

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "signal/bulk.hpp"
 #include "signal/device_faults.cuh"
 #include "signal/device_numbers.cuh"
 #include "signal/device_rows.cuh"
@@ -17,8 +16,7 @@
 
 namespace heddle {
 
-/// `plain`: rows travel as bf16 and nothing else, so that kernels of such a call hold no conversions: code that is not
-/// there need not be fetched.
+/// `plain`: rows travel as bf16 and nothing else, so that kernels of such a call hold no conversions and step over none.
 template <bool plain>
 class DeviceWorker : public WarpNumbers {
  public:
@@ -322,10 +320,10 @@ class DeviceWorker : public WarpNumbers {
       std::uint32_t found = 0;
       if (words != nullptr) fine = hear_squad(words, squad, name(i), found);
       // More squads than here: whoever looks for the last of ours looks for the others too.
-      for (int more = squads; fine && squad == squads - 1 && more < static_cast<int>(found >> announced_bits); ++more)
+      for (int more = squads; fine && squad == squads - 1 && more < static_cast<int>(found >> value_bits); ++more)
         fine = hear_squad(words, more, name(i), found);
       if (squad == 0 && mine != nullptr) {
-        const auto value = static_cast<std::int32_t>(found & ((1u << announced_bits) - 1u));
+        const auto value = static_cast<std::int32_t>(found & ((1u << value_bits) - 1u));
         mine[i] = value;
         if (first_squad()) values[i] = value;
       }
@@ -402,12 +400,14 @@ class DeviceWorker : public WarpNumbers {
     if (longest_delay_ != 0) delays_ = delay(*team_.settings, index(), delays_);
   }
 
+  static constexpr int value_bits = 24;  ///< of an announcement; above them is how many squads speak
+
   template <class WordOf, class Value>
   __device__ void speak(int n, WordOf word, Value value, int squad, int squads) {
 #pragma unroll 1
     for (int i = lane(); i < n; i += lanes_of_warp) {
       Word* words = word(i);
-      const std::uint32_t said = static_cast<std::uint32_t>(value(i)) | static_cast<std::uint32_t>(squads) << announced_bits;
+      const std::uint32_t said = static_cast<std::uint32_t>(value(i)) | static_cast<std::uint32_t>(squads) << value_bits;
       if (words != nullptr) ptx::store_release_system(words + squad, pack_word(epoch_, said));
     }
     __syncwarp();
@@ -419,7 +419,7 @@ class DeviceWorker : public WarpNumbers {
       const Word first = ptx::load_acquire_system(words);
       const Word own = squad == 0 ? first : ptx::load_acquire_system(words + squad);
       found = word_value(first);
-      if (word_tag(first) == epoch_ && (word_tag(own) == epoch_ || squad >= static_cast<int>(found >> announced_bits))) return true;
+      if (word_tag(first) == epoch_ && (word_tag(own) == epoch_ || squad >= static_cast<int>(found >> value_bits))) return true;
       if (look % 64 != 0) continue;
       since = go_on_waiting(team_, heap_.rank, since, name, pack_word(epoch_, 0), word_tag(first) == epoch_ ? own : first);
       if (since == 0) return false;

@@ -56,7 +56,7 @@ struct FaultRecord {
 };
 
 /// The first bytes of every rank's part of a heap. Protocol words follow at offsets that depend on
-/// ranks and experts, never on the cap.
+/// the number of ranks alone.
 struct alignas(128) HeapHeader {
   Word abort = 0;              ///< 0, or 1 + the rank whose fault record tells why
   Word epoch = 0;              ///< the last one used up, see CallPart

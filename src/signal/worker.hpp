@@ -94,6 +94,8 @@ struct LastTerm {
 //                              expected, seen: words as they are, epoch included, for the error
 //   w.team_barrier()           all workers of this rank; orders their writes
 //   w.squad_barrier()          all workers of this squad; orders their writes
+//   w.last_of_team()           host: true for the last worker of the rank that comes here; it has seen what all did before
+//   w.enumerate_sets, w.enumerate_kinds  exact numbers of one worker's items, see numbering.hpp
 //   w.lanes(n, f)              f(i) for i < n, each by one lane; w.once(f): f() by one lane; both seen by all lanes after
 //   w.deal(regions, group, bits, count_of, visit)  rows [0, count_of(region)) of all regions, each in 2^bits parts, dealt
 //                              evenly over the workers: visit(region, slot, before, part), before: rows of earlier regions

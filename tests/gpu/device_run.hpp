@@ -157,6 +157,11 @@ class DeviceRun {
     for (std::size_t gpu = 0; gpu < workspace_.gpus(); ++gpu) check(cudaStreamSynchronize(streams_[gpu]), "exchange");
     workspace_.throw_if_aborted();
   }
+  /// Where a rank's results may be made in place, or null.
+  bf16* result_rows(int rank) const {
+    const std::size_t gpu = gpu_of(rank);
+    return exchange(0, gpu).result_rows(rank - workspace_.first_rank(gpu));
+  }
   HostArrived arrived(int rank) const {
     const std::size_t gpu = gpu_of(rank);
     const ExchangeOptions& options = cases_[0].options;

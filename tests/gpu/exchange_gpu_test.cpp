@@ -79,6 +79,45 @@ TEST(ExchangeGpu, RandomShapes) {
   }
 }
 
+// gather and one_sided let the experts write where peers pull; combine then announces at once and moves nothing.
+TEST(ExchangeGpu, ResultsMadeInPlace) {
+  SKIP_WITHOUT_GPU();
+  int offered = 0;
+  for (const int ranks : {2, 5}) {
+    for (const ExchangeOptions& options : every_way(256, 10, ranks, 3, 24)) {
+      if (!on_gpus(options)) continue;
+      SCOPED_TRACE(testing::Message() << title(options) << ", " << ranks << " ranks");
+      Case c;
+      c.options = options;
+      for (int r = 0; r < ranks; ++r) c.tokens.push_back(r == 1 ? 0 : 24 - r);
+      DeviceRun run(c, gpus_here());
+      for (int round = 0; round < 4; ++round) {
+        for (int rank = 0; rank < ranks; ++rank) run.load(rank, draw(c, rank, round));
+        run.settle();
+        run.dispatch({c.most_tokens(), Phase::decode}, false);
+        run.wait();
+        std::vector<const bf16*> pointers;
+        for (int rank = 0; rank < ranks && run.result_rows(rank) != nullptr; ++rank) {
+          const std::vector<bf16> results = run_experts(c, run.arrived(rank).view, rank);
+          check(cudaMemcpy(run.result_rows(rank), results.data(), results.size() * sizeof(bf16), cudaMemcpyHostToDevice),
+                "results");
+          pointers.push_back(run.result_rows(rank));
+        }
+        const bool has_place = options.way == Way::gather || options.way == Way::one_sided;
+        ASSERT_EQ(!pointers.empty(), has_place && options.combine_wire == Wire::bf16);
+        if (pointers.empty()) break;
+        ++offered;
+        run.settle();
+        run.combine(pointers, round % 2 == 1, round < 2);
+        run.wait();
+        expect_outputs(c, run, round, round % 2 == 1);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+  EXPECT_GT(offered, 0);
+}
+
 TEST(ExchangeGpu, DelaysBeforeEveryVerb) {
   SKIP_WITHOUT_GPU();
   const std::uint64_t seed = test_seed();

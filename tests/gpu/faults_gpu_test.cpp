@@ -105,9 +105,14 @@ class Silencer {
       if (kind == WordKind::gather_count) tell(gather.count_word(victim), tokens);
       if (kind == WordKind::gather_arrived)
         tell(gather.arrived_word(victim), case_.options.gather == GatherMode::zero_filled ? 1 : tokens);
-      if (kind == WordKind::normal_tail) tell(normal.tail_word(victim), static_cast<std::uint32_t>(round.copies(victim, rank)));
-      if (kind == WordKind::normal_return_tail)
-        tell(normal.return_tail_word(victim), static_cast<std::uint32_t>(round.copies(rank, victim)));
+      // normal's rows go by flows, each with a tail of its own.
+      const auto tell_flows = [&](std::size_t offset, int copies) {
+        const int flows = std::clamp(case_.options.queue_rows / 2, 1, 128);
+        for (int f = 0; f < flows; ++f)
+          tell(offset + sizeof(Word) * static_cast<std::size_t>(f), static_cast<std::uint32_t>((copies - f + flows - 1) / flows));
+      };
+      if (kind == WordKind::normal_tail) tell_flows(normal.tail_word(victim), round.copies(victim, rank));
+      if (kind == WordKind::normal_return_tail) tell_flows(normal.return_tail_word(victim), round.copies(rank, victim));
     }
   }
 

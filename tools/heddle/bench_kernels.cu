@@ -65,19 +65,25 @@ void check_launch(const char* what) { check(cudaGetLastError(), what); }
 void launch_empty(int ctas, int ranks, bool cluster, cudaStream_t stream) {
   const auto* kernel = reinterpret_cast<const void*>(empty);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "clusters of the empty kernel");
+  // As the exchange launches its kernels: a cluster is resident as a whole, many CTAs or ranks have to be made so.
   cudaLaunchAttribute attributes[2];
-  attributes[0].id = cudaLaunchAttributeCooperative;
-  attributes[0].val.cooperative = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = static_cast<unsigned>(ctas);
-  attributes[1].val.clusterDim.y = 1;
-  attributes[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t config{};
+  if (!cluster || ranks > 1) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeCooperative;
+    attribute.val.cooperative = 1;
+  }
+  if (cluster) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = static_cast<unsigned>(ctas);
+    attribute.val.clusterDim.y = 1;
+    attribute.val.clusterDim.z = 1;
+  }
   config.gridDim = dim3(static_cast<unsigned>(ctas), static_cast<unsigned>(ranks));
-  config.blockDim = dim3(512);
+  config.blockDim = dim3(cluster ? 256 : 512);
   config.stream = stream;
   config.attrs = attributes;
-  config.numAttrs = cluster ? 2 : 1;
   check(cudaLaunchKernelExC(&config, kernel, nullptr), "launch of the empty kernel");
 }
 

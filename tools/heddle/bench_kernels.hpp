@@ -10,8 +10,8 @@
 
 namespace heddle::tool {
 
-/// A kernel that returns at once, launched as an exchange's is: cooperative, `ctas` x `ranks` CTAs of 256 threads; as one cluster
-/// a rank if asked (up to 16 CTAs).
+/// A kernel that returns at once, launched as the largest of an exchange are: cooperative, `ctas` x `ranks` CTAs of 512 threads;
+/// as one cluster a rank if asked (up to 16 CTAs).
 void launch_empty(int ctas, int ranks, bool cluster, cudaStream_t stream);
 
 /// Holds a stream until the host has written `number` or more to *gate (pinned memory); at most two seconds.

@@ -29,6 +29,7 @@ __device__ NormalScratch scratch_of(const NormalCall& call) {
   scratch.sent = of_this_rank(scratch.sent, call);
   scratch.arrived = of_this_rank(scratch.arrived, call);
   scratch.progress = of_this_rank(scratch.progress, call);
+  scratch.tokens = of_this_rank(scratch.tokens, call);
   const bool plain = call.layout.wire.wire == Wire::bf16;
   scratch.rows_to_send =
       plain ? reinterpret_cast<const std::byte*>(call.ranks[blockIdx.y].input.hidden) : of_this_rank(call.wire_rows, call);
@@ -137,7 +138,9 @@ class DeviceNormal final : public DeviceExchangeBase {
       prepare(reinterpret_cast<const void*>(kernel));
     parameters_.layout = make_layout<NormalLayout>(options, areas());
     parameters_.layout.queue_rows = options.queue_rows;
-    parameters_.layout.chunk_rows = options.chunk_rows;
+    // As many flows as keep two rows each: one can be filled while the other is emptied.
+    parameters_.layout.flows = std::clamp(options.queue_rows / 2, 1, most_flows);
+    parameters_.layout.chunk_rows = std::min(options.chunk_rows, parameters_.layout.flow_rows());
     parameters_.by_expert = options.arrived != ArrivedLayout::routed;
     parameters_.weighted = options.weight_at == WeightAt::combine;
     const auto r = static_cast<std::size_t>(ranks());
@@ -147,12 +150,14 @@ class DeviceNormal final : public DeviceExchangeBase {
     arrived_ = plan.take(r * sizeof(std::int32_t));
     const std::size_t firsts = plan.take(r * sizeof(std::int32_t));
     const std::size_t returned_firsts = plan.take(r * sizeof(std::int32_t));
-    const std::size_t progress = plan.take(r * sizeof(NormalProgress));
+    const std::size_t progress = plan.take(r * static_cast<std::size_t>(parameters_.layout.flows) * sizeof(NormalProgress));
+    const std::size_t tokens = plan.take(static_cast<std::size_t>(options.cap) * r * sizeof(std::int32_t));
     const std::size_t wire_rows = plan.take(static_cast<std::size_t>(options.cap) * parameters_.layout.wire.row_bytes());
     allocate_scratch(plan);
     parameters_.scratch.sent = at(sent);
     parameters_.scratch.arrived = at<std::int32_t>(arrived_);
     parameters_.scratch.progress = at<NormalProgress>(progress);
+    parameters_.scratch.tokens = at<std::int32_t>(tokens);
     parameters_.firsts = at<std::int32_t>(firsts);
     parameters_.returned_firsts = at<std::int32_t>(returned_firsts);
     parameters_.wire_rows = at<std::byte>(wire_rows);
@@ -218,6 +223,7 @@ class DeviceNormal final : public DeviceExchangeBase {
 
  private:
   using DeviceExchangeBase::experts_of;
+  static constexpr int most_flows = 128;  ///< with a peer, one a warp
 
   void wait_for_counts(DeviceStream stream) {
     const auto r = static_cast<std::size_t>(ranks());

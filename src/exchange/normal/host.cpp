@@ -19,10 +19,12 @@ class NormalExchange final : public HostExchange {
     firsts_ = Array<std::int32_t>(r);
     returned_firsts_ = Array<std::int32_t>(r);
     progress_ = Array<NormalProgress>(r);
+    tokens_ = Array<std::int32_t>(static_cast<std::size_t>(options.cap) * r);
     wire_rows_ = Array<std::byte>(static_cast<std::size_t>(options.cap) * layout_.wire.row_bytes());
     scratch_.sent = sent_.view();
     scratch_.arrived = arrived_.data();
     scratch_.progress = progress_.data();
+    scratch_.tokens = tokens_.data();
   }
 
   void dispatch_send(const ExchangeInput& input, const Step& step) override {
@@ -123,7 +125,7 @@ class NormalExchange final : public HostExchange {
   NormalLayout layout_;
   NormalScratch scratch_;
   HostNumbering sent_;
-  Array<std::int32_t> arrived_, firsts_, returned_firsts_, local_ids_;
+  Array<std::int32_t> tokens_, arrived_, firsts_, returned_firsts_, local_ids_;
   Array<NormalProgress> progress_;
   Array<std::byte> wire_rows_, rows_, returned_;
   Array<float> weights_;

@@ -8,11 +8,10 @@
 
 namespace heddle {
 
-/// How far the two directions with one peer are.
+/// How far the two directions of one flow with one peer are.
 struct NormalProgress {
   std::uint32_t sent = 0;   ///< rows pushed to the peer
   std::uint32_t taken = 0;  ///< rows taken from the peer
-  std::int32_t cursor = 0;  ///< next token (dispatch) to look at
   bool told = false;        ///< a tail has been published, if only that of an empty queue
   bool heard = false;       ///< a tail has been seen
 };
@@ -22,7 +21,8 @@ struct NormalScratch {
   Numbering sent;                           ///< where each token goes, see number_rows_by_rank
   std::int32_t* arrived = nullptr;          ///< [ranks]: rows from each rank
   const std::byte* rows_to_send = nullptr;  ///< [tokens] wire rows (the hidden states themselves with a bf16 wire)
-  NormalProgress* progress = nullptr;       ///< [ranks]
+  std::int32_t* tokens = nullptr;           ///< [ranks, cap]: the token of each row to a rank
+  NormalProgress* progress = nullptr;       ///< [flows, ranks]
 };
 
 /// Tells every rank how many rows will come; after it the host knows the exact sizes.
@@ -32,6 +32,10 @@ HEDDLE_PROTOCOL bool normal_exchange_counts(W& w, const NormalLayout& layout, co
   if (!w.begin()) return false;
   RankNumbers rows;
   if (!number_rows_by_rank(w, input, placement, scratch.sent, rows)) return false;
+  w.spread(input.tokens, w.heap().ranks, [&](int token, int d) {
+    const std::int32_t slot = rows.slots[token * w.heap().ranks + d];
+    if (slot >= 0) scratch.tokens[d * layout.shape.cap + slot] = token;
+  });
   const auto word = [&](int peer) { return layout.count_word(peer); };
   tell(w, word, [&](int d) { return rows.counts[d]; });
   return hear(w, word, WordKind::normal_count, scratch.arrived) != nullptr;
@@ -42,7 +46,13 @@ struct NormalFlow {
   WordKind tail_kind = WordKind::normal_tail;
   WordKind head_kind = WordKind::normal_head;
   int chunk_rows = 1;
-  int queue_rows = 1;
+  int rows = 1;  ///< that one flow holds
+  int flows = 1;
+
+  /// How many of `total` rows go by a flow.
+  HEDDLE_HOST_DEVICE std::uint32_t share(std::int32_t total, int flow) const {
+    return static_cast<std::uint32_t>((total - flow + flows - 1) / flows);
+  }
 };
 
 /// Pushes up to a chunk to one peer if its queue has room. push(number) writes row `number` into the queue.
@@ -52,7 +62,7 @@ HEDDLE_PROTOCOL bool push_chunk(W& w, const NormalFlow& flow, Word* tail, const 
   if (progress.sent == total && progress.told) return false;
   std::uint32_t taken = 0;
   if (!w.peek(head, taken)) taken = 0;
-  const std::uint32_t room = static_cast<std::uint32_t>(flow.queue_rows) - (progress.sent - taken);
+  const std::uint32_t room = static_cast<std::uint32_t>(flow.rows) - (progress.sent - taken);
   std::uint32_t rows = total - progress.sent;
   if (rows > room) rows = room;
   if (rows > static_cast<std::uint32_t>(flow.chunk_rows)) rows = static_cast<std::uint32_t>(flow.chunk_rows);
@@ -71,6 +81,7 @@ HEDDLE_PROTOCOL bool take_rows(W& w, const Word* tail, Word* head, std::uint32_t
   std::uint32_t there = 0;
   if (progress.heard && progress.taken == total) return false;
   if (!w.peek(tail, there)) return false;
+  if (there > total) there = total;
   const bool first = !progress.heard;
   progress.heard = true;
   if (there == progress.taken) return first;
@@ -89,42 +100,58 @@ struct NormalStop {
 };
 
 HEDDLE_HOST_DEVICE inline NormalStop where_stuck(std::uint32_t epoch, const NormalFlow& flow, const NormalProgress& progress,
-                                                 std::uint32_t to_take) {
-  if (!progress.heard) return {flow.tail_kind, pack_word(epoch, to_take), 0};
-  if (progress.taken < to_take) return {flow.tail_kind, pack_word(epoch, to_take), pack_word(epoch, progress.taken)};
-  const std::uint32_t full_since = progress.sent - static_cast<std::uint32_t>(flow.queue_rows);
+                                                 std::uint32_t to_send, std::uint32_t to_take) {
+  if (progress.taken < to_take || progress.sent == to_send) {
+    return {flow.tail_kind, pack_word(epoch, to_take), progress.heard ? pack_word(epoch, progress.taken) : 0};
+  }
+  const std::uint32_t full_since = progress.sent - static_cast<std::uint32_t>(flow.rows);
   return {flow.head_kind, pack_word(epoch, full_since + 1), pack_word(epoch, full_since)};
 }
 
-/// Moves both directions with this worker's peers until all is sent and taken. to_send, to_take and
-/// progress are [ranks]. Words gives tails and heads by peer; push(peer, number, progress), take(peer, number).
+/// Moves both directions of this worker's flows until all is sent and taken. to_send, to_take: [ranks]; progress: [flows,
+/// ranks]. Words gives tails and heads by peer, a word a flow; push(peer, number), take(peer, number). Flows without a row
+/// have nothing to say, but for the first, which tells that there is none.
 template <Worker W, class Words, class Push, class Take>
 HEDDLE_PROTOCOL bool move_rows(W& w, const NormalFlow& flow, const Words& words, const std::int32_t* to_send,
                                const std::int32_t* to_take, NormalProgress* progress, Push push, Take take) {
   const int ranks = w.heap().ranks;
-  for (int p = w.index(); p < ranks; p += w.count()) progress[p] = {};
+  const int all = ranks * flow.flows;
+  for (int x = w.index(); x < all; x += w.count()) progress[x] = {};
   auto patience = w.look();
   for (;;) {
     bool moved = false;
     int waiting_for = -1;
-    for (int p = w.index(); p < ranks; p += w.count()) {
+    for (int x = w.index(); x < all; x += w.count()) {
+      const int p = x % ranks;
+      const int f = x / ranks;
       if (!w.live(p)) continue;
-      const auto send = static_cast<std::uint32_t>(to_send[p]);
-      const auto receive = static_cast<std::uint32_t>(to_take[p]);
-      NormalProgress mine = progress[p];
-      moved |= push_chunk(w, flow, words.their_tail(p), words.my_head(p), send, mine,
-                          [&](std::uint32_t number) { push(p, number, mine); });
-      moved |= take_rows(w, words.my_tail(p), words.their_head(p), receive, mine, [&](std::uint32_t number) { take(p, number); });
-      if (mine.sent < send || mine.taken < receive || !mine.heard) waiting_for = p;
-      progress[p] = mine;
+      const std::uint32_t send = flow.share(to_send[p], f);
+      const std::uint32_t receive = flow.share(to_take[p], f);
+      NormalProgress mine = progress[x];
+      const auto number = [&](std::uint32_t turn) {
+        return turn * static_cast<std::uint32_t>(flow.flows) + static_cast<std::uint32_t>(f);
+      };
+      if (send > 0 || f == 0) {
+        moved |= push_chunk(w, flow, words.their_tail(p) + f, words.my_head(p) + f, send, mine,
+                            [&](std::uint32_t turn) { push(p, number(turn)); });
+      }
+      if (receive > 0 || f == 0) {
+        moved |= take_rows(w, words.my_tail(p) + f, words.their_head(p) + f, receive, mine,
+                           [&](std::uint32_t turn) { take(p, number(turn)); });
+      }
+      if (mine.sent < send || mine.taken < receive || (f == 0 && !mine.heard)) waiting_for = x;
+      progress[x] = mine;
     }
     if (waiting_for < 0) return w.team_barrier();
     if (moved) {
       patience = w.look();
       continue;
     }
-    const NormalStop stop = where_stuck(w.epoch(), flow, progress[waiting_for], static_cast<std::uint32_t>(to_take[waiting_for]));
-    if (!w.rest(patience, {stop.kind, waiting_for, -1}, stop.expected, stop.seen)) {
+    const int peer = waiting_for % ranks;
+    const int f = waiting_for / ranks;
+    const NormalStop stop =
+        where_stuck(w.epoch(), flow, progress[waiting_for], flow.share(to_send[peer], f), flow.share(to_take[peer], f));
+    if (!w.rest(patience, {stop.kind, peer, -1}, stop.expected, stop.seen)) {
       w.team_barrier();  // nobody leaves before the others are there
       return false;
     }
@@ -156,9 +183,8 @@ HEDDLE_PROTOCOL bool normal_dispatch(W& w, const NormalLayout& layout, const Sen
                                      const ArrivedRouting& routing) {
   if (!w.begin()) return false;
   const HeapView heap = w.heap();
-  const auto push = [&](int d, std::uint32_t number, NormalProgress& progress) {
-    while (scratch.sent.numbers[progress.cursor * heap.ranks + d] < 0) ++progress.cursor;
-    const std::int32_t token = progress.cursor++;
+  const auto push = [&](int d, std::uint32_t number) {
+    const std::int32_t token = scratch.tokens[static_cast<std::uint32_t>(d * layout.shape.cap) + number];
     auto* record = heap.at<std::byte>(d, layout.record(heap.rank, number));
     w.copy_row(record, scratch.rows_to_send + static_cast<std::size_t>(token) * layout.wire.row_bytes(), layout.wire);
     send_routing(
@@ -170,7 +196,7 @@ HEDDLE_PROTOCOL bool normal_dispatch(W& w, const NormalLayout& layout, const Sen
     w.copy_row(rows + i * layout.wire.row_bytes(), record, layout.wire);
     take_routing(w, routing, i, record + layout.wire.row_bytes(), placement);
   };
-  const NormalFlow flow{WordKind::normal_tail, WordKind::normal_head, layout.chunk_rows, layout.queue_rows};
+  const NormalFlow flow{WordKind::normal_tail, WordKind::normal_head, layout.chunk_rows, layout.flow_rows(), layout.flows};
   return move_rows(w, flow, NormalDispatchWords{heap, layout}, scratch.sent.totals, scratch.arrived, scratch.progress, push, take);
 }
 
@@ -181,7 +207,7 @@ HEDDLE_PROTOCOL bool normal_return(W& w, const NormalLayout& layout, const Norma
                                    const bf16* sums, const std::int32_t* returned_firsts, std::byte* returned) {
   if (!w.begin()) return false;
   const HeapView heap = w.heap();
-  const auto push = [&](int home, std::uint32_t number, NormalProgress&) {
+  const auto push = [&](int home, std::uint32_t number) {
     const std::size_t i = static_cast<std::size_t>(firsts[home]) + number;
     const auto to = [&](int) { return heap.at<std::byte>(home, layout.result(heap.rank, number)); };
     send_row(w, 1, to, sums + i * static_cast<std::size_t>(layout.returned.hidden), layout.returned);
@@ -190,7 +216,8 @@ HEDDLE_PROTOCOL bool normal_return(W& w, const NormalLayout& layout, const Norma
     const std::size_t i = static_cast<std::size_t>(returned_firsts[d]) + number;
     w.copy_row(returned + i * layout.returned.row_bytes(), heap.mine<std::byte>(layout.result(d, number)), layout.returned);
   };
-  const NormalFlow flow{WordKind::normal_return_tail, WordKind::normal_return_head, layout.chunk_rows, layout.queue_rows};
+  const NormalFlow flow{WordKind::normal_return_tail, WordKind::normal_return_head, layout.chunk_rows, layout.flow_rows(),
+                        layout.flows};
   return move_rows(w, flow, NormalReturnWords{heap, layout}, scratch.arrived, scratch.sent.totals, scratch.progress, push, take);
 }
 

@@ -13,6 +13,7 @@ struct NormalMemory {
         slots(room<std::int32_t>(static_cast<std::size_t>(layout.shape.cap * layout.shape.ranks))),
         sent(room<std::int32_t>(static_cast<std::size_t>(layout.shape.ranks))),
         before(sent),
+        tokens(slots),
         arrived(sent),
         firsts(sent),
         returned_firsts(sent),
@@ -26,11 +27,11 @@ struct NormalMemory {
     return static_cast<std::size_t>(layout.shape.cap * layout.shape.ranks);
   }
   NormalScratch scratch() {
-    return {{slots.data(), sent.data(), before.data()}, arrived.data(), wire_rows.data(), progress.data()};
+    return {{slots.data(), sent.data(), before.data()}, arrived.data(), wire_rows.data(), tokens.data(), progress.data()};
   }
   ArrivedRouting routing() { return {topk, local_ids.data(), weights.data()}; }
   int topk;
-  std::vector<std::int32_t> slots, sent, before, arrived, firsts, returned_firsts, local_ids;
+  std::vector<std::int32_t> slots, sent, before, tokens, arrived, firsts, returned_firsts, local_ids;
   std::vector<float> weights;
   std::vector<std::byte> wire_rows, rows, returned;
   std::vector<bf16> sums;
