@@ -59,20 +59,23 @@ __device__ __noinline__ inline std::uint64_t go_on_waiting(const DeviceTeam& tea
   return 0;
 }
 
-/// All CTAs of a rank meet: each adds to a counter and waits until all are there. False on abort.
+/// All CTAs of a rank meet, as many as this launch has: each adds to a counter; the last one takes them off again and begins
+/// the next meeting, whose number is in the upper half. False on abort.
 __device__ __noinline__ inline bool meet_by_counting(const DeviceTeam& team, int rank) {
   __syncthreads();
   bool fine = true;
   if (threadIdx.x == 0) {
-    Word* arrivals = &team.counters[rank - team.heap.rank].met;
-    const Word before = ptx::add_acquire_release_gpu(arrivals, 1);
-    const Word target = (before / gridDim.x + 1) * gridDim.x;
+    constexpr Word next = Word{1} << 32;
+    Word* met = &team.counters[rank - team.heap.rank].met;
+    const Word before = ptx::add_acquire_release_gpu(met, 1);
+    const bool last = before % next + 1 == gridDim.x;
+    if (last) ptx::add_acquire_release_gpu(met, next - gridDim.x);
     std::uint64_t since = 0;
-    for (std::uint32_t look = 0; fine; ++look) {
-      const Word seen = ptx::load_acquire_gpu(arrivals);
-      if (seen >= target) break;
+    for (std::uint32_t look = 0; fine && !last; ++look) {
+      const Word seen = ptx::load_acquire_gpu(met);
+      if (seen / next != before / next) break;
       if (look % 64 != 0) continue;
-      since = go_on_waiting(team, rank, since, {WordKind::team, rank, -1}, target, seen);
+      since = go_on_waiting(team, rank, since, {WordKind::team, rank, -1}, gridDim.x, seen % next);
       fine = since != 0;
     }
   }

@@ -24,8 +24,8 @@ struct HostFault {
   FaultRecord record;
 };
 
-/// How the CTAs of one rank meet where hardware does not do it: arrivals at team barriers, counted up; always of as many
-/// CTAs. Zero when nothing runs, but after a fault.
+/// How the CTAs of one rank meet where hardware does not do it: arrivals at a meeting, and in the upper half how many meetings
+/// there have been. No arrivals when nothing runs, but after a fault; so launches may have different numbers of CTAs.
 struct TeamCounters {
   Word met = 0;
 };

@@ -228,6 +228,24 @@ TEST(ShapesGpu, UnlikeNumbersOfCtas) {
   }
 }
 
+// Batches of all sizes in turns: launches of one cluster, of half of the CTAs, of all of them, which all meet at one counter.
+TEST(ShapesGpu, SizesInTurns) {
+  SKIP_WITHOUT_GPU();
+  for (const Case& c : in_every_way(sizes_of(512, Placement::contiguous(12, ranks_here(2)), 3, 200))) {
+    SCOPED_TRACE(testing::Message() << title(c.options) << ", " << c.ranks() << " ranks, seed " << c.seed);
+    DeviceRun run(c, gpus_here());
+    int round = 0;
+    for (const int tokens : {40, 200, 8, 40, 130, 64, 65, 1, 17, 128}) {
+      SCOPED_TRACE(testing::Message() << tokens << " tokens a rank");
+      Case now = c;
+      now.tokens.assign(now.tokens.size(), tokens);
+      round_trip(now, run, round, false, round % 2 == 1, false);
+      if (HasFailure()) return;
+      ++round;
+    }
+  }
+}
+
 // As many choices as a small CTA has threads, and one more.
 TEST(ShapesGpu, ManyChoices) {
   SKIP_WITHOUT_GPU();
