@@ -18,6 +18,10 @@ DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t g
   }
   if (local_ranks() > max_local_ranks)
     throw InputError(fmt::format("{} ranks on GPU {}; at most {} share one", local_ranks(), device(), max_local_ranks));
+  constexpr int most_cap = (1 << 24) - 1;  // an announced count has 24 bits
+  if (options.cap > most_cap / ranks())
+    throw InputError(
+        fmt::format("the cap is {} rows, on GPUs at most {} are possible with {} ranks", options.cap, most_cap / ranks(), ranks()));
   const ExchangeMemory own = exchange_memory(options);
   if (areas().end > workspace.bytes() || own.dispatch > memory.dispatch || own.combine > memory.combine ||
       own.outputs > memory.outputs) {

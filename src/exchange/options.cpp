@@ -105,8 +105,6 @@ void check_options(const ExchangeOptions& options) {
   if (options.hidden < 64 || options.hidden % 64 != 0)
     refuse(fmt::format("hidden size {} is not a positive multiple of 64", options.hidden));
   if (options.topk < 1) refuse(fmt::format("top-k is {}, at least 1 is needed", options.topk));
-  constexpr int most_cap = (1 << 24) - 1;  // an announced count has 24 bits
-  if (options.cap > most_cap) refuse(fmt::format("the cap is {} rows, at most {} are possible", options.cap, most_cap));
   if (options.cap < 1) refuse(fmt::format("the cap is {} rows, at least 1 is needed", options.cap));
   if (options.placement.ranks() < 1 || options.placement.experts() < 1) refuse("the placement names no ranks or no experts");
   if (options.workers < 1 || options.workers > 64) refuse(fmt::format("{} workers a rank; 1 to 64 are possible", options.workers));

@@ -119,6 +119,8 @@ class RowSender {
       send_groups<1, 1>(lane, n, places, from, format, first, last, Nvfp4{format.global_scale});
     } else if (format.quantisation.group == 128 && last - first == 1) {
       send_groups<8, 1>(lane, n, places, from, format, first, last, Fp8{format.quantisation.scale});
+    } else if (format.quantisation.group == 128 && last - first == 2) {
+      send_groups<8, 2>(lane, n, places, from, format, first, last, Fp8{format.quantisation.scale});
     } else if (format.quantisation.group == 128) {
       send_groups<8, 4>(lane, n, places, from, format, first, last, Fp8{format.quantisation.scale});
     } else {
