@@ -44,6 +44,13 @@ DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t g
   grid_ = dim3(static_cast<unsigned>(std::max(1, std::min(wanted, sms) / local_ranks())), static_cast<unsigned>(local_ranks()));
 }
 
+void DeviceExchangeBase::refuse_capture(DeviceStream stream, std::string_view what, std::string_view instead) {
+  cudaStreamCaptureStatus status{};
+  check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
+  if (status != cudaStreamCaptureStatusNone)
+    throw InputError(fmt::format("{} cannot be captured in a graph: its host waits for row counts; {}", what, instead));
+}
+
 void DeviceExchangeBase::take_inputs(std::span<const DeviceInput> inputs, const Step& step) {
   workspace_.throw_if_aborted();
   const int most =

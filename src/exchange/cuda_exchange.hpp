@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "exchange/arrivals.hpp"
@@ -96,6 +97,8 @@ class DeviceExchangeBase : public DeviceExchange {
             plan.take(chunks_of(items, chunk) * classes * sizeof(std::int32_t))};
   }
 
+  /// Throws InputError where the stream is being captured: `what`'s host waits for row counts.
+  static void refuse_capture(DeviceStream stream, std::string_view what, std::string_view instead);
   void take_inputs(std::span<const DeviceInput> inputs, const Step& step);
   void take_results(std::span<const bf16* const> results);
   void take_outputs(std::span<const DeviceOutput> outputs);

@@ -297,13 +297,7 @@ class DeviceNormal final : public DeviceExchangeBase {
   }
 
   static void refuse_capture(DeviceStream stream) {
-    cudaStreamCaptureStatus status{};
-    cuda::check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
-    if (status != cudaStreamCaptureStatusNone) {
-      throw InputError(
-          "way normal cannot be captured in a graph: its host waits for row counts; take low_latency, elastic, one_sided or "
-          "gather");
-    }
+    DeviceExchangeBase::refuse_capture(stream, "way normal", "take low_latency, elastic, one_sided or gather");
   }
 
   NormalCall parameters_;
