@@ -181,6 +181,7 @@ class DeviceNormal final : public DeviceExchangeBase {
   void combine_receive(std::span<const DeviceOutput> outputs, DeviceStream stream) override {
     take_outputs(outputs);
     launch(reinterpret_cast<const void*>(normal_combine<false>), &parameters_, {false, true}, stream);
+    share_outputs(stream);
   }
   void dispatch(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) override {
     dispatch_send(inputs, step, stream);
@@ -190,6 +191,7 @@ class DeviceNormal final : public DeviceExchangeBase {
     take_results(results);
     take_outputs(outputs);
     launch(reinterpret_cast<const void*>(normal_combine<false>), &parameters_, {}, stream);
+    share_outputs(stream);
   }
 
   Arrived arrived(int local) const override {
