@@ -99,8 +99,8 @@ struct DeviceOutput {
   const bf16* shared = nullptr;
   const float* shared_factors = nullptr;
   // All outputs for all ranks: this rank's are rows [first, first + tokens) of the all_tokens that every rank wants. A slice
-  // that does not fit is an InputError where the host can see it, else a fault. With GatherMode::tensor_parallel all_out [tokens, H]
-  // must be there and the rest of this struct but shared and shared_factors is ignored.
+  // that does not fit is an InputError where the host can see it, else a fault. With GatherMode::tensor_parallel all_out [tokens,
+  // H] must be there and the rest of this struct but shared and shared_factors is ignored.
   bf16* all_out = nullptr;  ///< [all_tokens, H], or null on all ranks alike
   int first = 0;
   int all_tokens = 0;

@@ -93,13 +93,13 @@ void DeviceExchangeBase::check_shared(std::span<const DeviceOutput> outputs) con
       throw InputError(fmt::format("rank {}: gather tensor_parallel leaves all outputs in all_out, which is null", rank));
     }
     if ((output.all_out == nullptr) != (outputs[0].all_out == nullptr))
-      throw InputError(
-          fmt::format("rank {} {} all outputs, rank {} {}; all ranks do or none", rank, output.all_out == nullptr ? "does not want" : "wants",
-                      rank_of(0), output.all_out == nullptr ? "does" : "does not"));
+      throw InputError(fmt::format("rank {} {} all outputs, rank {} {}; all ranks do or none", rank,
+                                   output.all_out == nullptr ? "does not want" : "wants", rank_of(0),
+                                   output.all_out == nullptr ? "does" : "does not"));
     if (output.all_out == nullptr) continue;
     if (output.first < 0 || output.first > output.all_tokens || output.all_tokens > room) {
-      throw InputError(fmt::format("rank {}: tokens from row {} on do not fit a batch of {} rows (at most {}: {} ranks of {})", rank,
-                                   output.first, output.all_tokens, room, ranks(), options_.cap));
+      throw InputError(fmt::format("rank {}: tokens from row {} on do not fit a batch of {} rows (at most {}: {} ranks of {})",
+                                   rank, output.first, output.all_tokens, room, ranks(), options_.cap));
     }
   }
 }

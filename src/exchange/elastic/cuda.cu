@@ -43,7 +43,8 @@ __device__ ExpertLayout experts_of(const ElasticCall& call, int rank) {
 
 /// The copy epilogue of the rows that arrived, `arrived` from each rank.
 template <bool plain>
-__device__ void lay_out(DeviceWorker<plain>& w, const ElasticCall& call, const ElasticScratch& scratch, const std::int32_t* arrived) {
+__device__ void lay_out(DeviceWorker<plain>& w, const ElasticCall& call, const ElasticScratch& scratch,
+                        const std::int32_t* arrived) {
   const int n = w.sum_values(w.heap().ranks, arrived);
   if (!elastic_list(w, call.layout, arrived, n, n < call.room ? call.room : n, call.placement, scratch)) return;
   if (call.by_expert) {

@@ -105,7 +105,8 @@ __global__ void __launch_bounds__(threads_a_cta, 1) gather_combine(const __grid_
     own = slice_of(w, own.rows);
     span = {own.first, send_input(call).tokens};
     out = of_this_rank(call.slices, call);
-    if (shared.rows != nullptr) shared.rows += static_cast<std::size_t>(own.first) * static_cast<std::size_t>(call.layout.wire.hidden);
+    if (shared.rows != nullptr)
+      shared.rows += static_cast<std::size_t>(own.first) * static_cast<std::size_t>(call.layout.wire.hidden);
     if (shared.factors != nullptr) shared.factors += own.first;
   } else {
     span = span_of(w, call, of_this_rank(call.counts, call));
