@@ -100,7 +100,7 @@ TEST(Meeting, ItsEndWakesWhoWaits) {
 }
 
 /// Counted from ids, through text, they are what the host engine's own tables say.
-void expect_counts_of_the_engine(const Case& c, const std::vector<bool>& live) {
+void expect_counts_of_the_engine(const Case& c, const std::vector<bool>& live, bool all_outputs) {
   RowCounts counts(c.options);
   for (int rank = 0; rank < c.ranks(); ++rank) {
     RowCounts one(c.options);
@@ -122,6 +122,13 @@ void expect_counts_of_the_engine(const Case& c, const std::vector<bool>& live) {
     std::vector<bf16> outputs(data.hidden.size() + 1);
     CombineOutput output;
     output.out = outputs.data();
+    for (int r = 0; r < (c.tensor_parallel() ? 1 : c.ranks()); ++r) {
+      if (r < rank) output.first += c.tokens_of(r);
+      output.all_tokens += c.tokens_of(r);
+    }
+    std::vector<bf16> all(static_cast<std::size_t>(output.all_tokens * c.options.hidden + 1));
+    const bool shares = all_outputs || c.tensor_parallel();
+    if (shares) output.all_out = all.data();
     exchange->combine(results.data(), output);
     const ExchangeTraffic back = exchange->take_traffic();
     const auto expect_same = [&](const ExchangeTraffic& have, const ExchangeTraffic& want, const char* half) {
@@ -131,7 +138,7 @@ void expect_counts_of_the_engine(const Case& c, const std::vector<bool>& live) {
       EXPECT_EQ(have.local_bytes, want.local_bytes) << half << ", rank " << rank;
     };
     expect_same(counts.dispatched(rank, workspace.live()), out, "dispatch");
-    expect_same(counts.combined(rank, workspace.live()), back, "combine");
+    expect_same(counts.combined(rank, workspace.live(), shares), back, "combine");
     EXPECT_EQ(counts.received(rank, workspace.live()), arrived.received) << "rank " << rank;
   });
 }
@@ -140,14 +147,15 @@ TEST(RowCounts, AreThoseOfTheHostEngine) {
   const std::uint64_t seed = test_seed();
   for (const std::vector<bool>& live : {std::vector<bool>{}, std::vector<bool>{true, false, true}}) {
     for (const ExchangeOptions& options : every_way(64, 7, 3, 3, 9)) {
-      if (options.gather == GatherMode::tensor_parallel && options.way == Way::gather) continue;
-      Case c;
-      c.options = options;
-      c.options.wire = Wire::fp8;
-      c.tokens = {9, 4, 0};
-      c.seed = seed;
-      SCOPED_TRACE(testing::Message() << title(options) << (live.empty() ? "" : ", rank 1 dead"));
-      expect_counts_of_the_engine(c, live);
+      for (const bool all_outputs : {false, true}) {
+        Case c;
+        c.options = options;
+        c.options.wire = Wire::fp8;
+        c.tokens = {9, 4, 0};
+        c.seed = seed;
+        SCOPED_TRACE(testing::Message() << title(options) << (live.empty() ? "" : ", rank 1 dead"));
+        expect_counts_of_the_engine(c, live, all_outputs);
+      }
     }
   }
 }

@@ -3,7 +3,7 @@
 //
 // One object drives one GPU and all ranks that live there (virtual ranks share a GPU: they run in one
 // launch). Every GPU of the group makes the same calls in the same order; calls return when the kernels
-// are queued, except where a way's host waits for sizes (normal).
+// are queued, except where a way's host waits for sizes (normal, elastic with cpu_sync).
 #pragma once
 
 #include <chrono>
@@ -98,6 +98,12 @@ struct DeviceOutput {
   bf16* out = nullptr;
   const bf16* shared = nullptr;
   const float* shared_factors = nullptr;
+  // All outputs for all ranks: this rank's are rows [first, first + tokens) of the all_tokens that every rank wants. A slice
+  // that does not fit is an InputError where the host can see it, else a fault. With GatherMode::tensor_parallel all_out [tokens,
+  // H] must be there and the rest of this struct but shared and shared_factors is ignored.
+  bf16* all_out = nullptr;  ///< [all_tokens, H], or null on all ranks alike
+  int first = 0;
+  int all_tokens = 0;
 };
 
 /// NCCL's communicators, one a GPU, for gather's collectives (DeviceExchangeOptions::nccl). libnccl.so.2 is looked for at run time.

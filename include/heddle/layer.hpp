@@ -112,7 +112,6 @@ struct LayerSeat {
   std::unique_ptr<Exchange> exchange;                        ///< made from exchange_options of the layer
   std::function<void(std::uint64_t, std::uint64_t)> refuse;  ///< this rank refused its input: expected, seen
   std::function<void()> fail;                                ///< this rank's call ended by an exception
-  bool shares_outputs = true;                                ///< can combine gather all outputs (tensor_parallel)?
 };
 
 /// One layer on one rank. Layers that share a workspace are called one after the other.
@@ -121,7 +120,7 @@ class MoeLayer {
   /// Host engine. `memory` is what the workspace was sized for (exchange_memory of this layer's exchange,
   /// merged with that of the other layers that share it).
   MoeLayer(Workspace& workspace, const ExchangeMemory& memory, LayerWeights weights, const LayerOptions& options);
-  /// Experts on the host, rows moved by the seat's exchange. Throws InputError for tensor_parallel where the seat cannot.
+  /// Experts on the host, rows moved by the seat's exchange.
   MoeLayer(LayerSeat seat, LayerWeights weights, const LayerOptions& options);
   ~MoeLayer();
   MoeLayer(MoeLayer&&) noexcept;

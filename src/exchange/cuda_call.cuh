@@ -42,6 +42,19 @@ __device__ inline SharedRows shared_rows(const DeviceCall& call) {
   return {output.shared, output.shared_factors};
 }
 
+/// The rows of a batch that this rank sums where every rank has the whole batch: the live ranks' slices follow each other.
+struct BatchSlice {
+  int first = 0;
+  int rows = 0;
+};
+template <bool plain>
+__device__ BatchSlice slice_of(const DeviceWorker<plain>& w, int tokens) {
+  const LiveShare live = live_share(w);
+  const auto all = static_cast<std::size_t>(tokens);
+  const int first = static_cast<int>(all * live.position / live.count);
+  return {first, static_cast<int>(all * (live.position + 1) / live.count) - first};
+}
+
 /// Is a choice wrong, or the same as an earlier one of its token? A group of lanes holds a token's choices, one each.
 __device__ inline bool is_bad_choice(std::int32_t id, int choice, int topk, int lanes_of_token, int experts) {
   bool bad = id < -1 || id >= experts;

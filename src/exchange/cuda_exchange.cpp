@@ -49,12 +49,20 @@ DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t g
   const int wanted = fixed_ctas_ ? device_options.sms : sms;
   const int ctas_a_rank = std::clamp(std::min(wanted, sms) / local_ranks(), 1, most_squads);
   grid_ = dim3(static_cast<unsigned>(ctas_a_rank), static_cast<unsigned>(local_ranks()));
+  all_gather_.layout = {shape_of(options), options.hidden, areas()};
+  prepare(all_gather_kernel());
+}
+
+void DeviceExchangeBase::refuse_capture(DeviceStream stream, std::string_view what, std::string_view instead) {
+  cudaStreamCaptureStatus status{};
+  check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
+  if (status != cudaStreamCaptureStatusNone)
+    throw InputError(fmt::format("{} cannot be captured in a graph: its host waits for row counts; {}", what, instead));
 }
 
 void DeviceExchangeBase::take_inputs(std::span<const DeviceInput> inputs, const Step& step) {
   workspace_.throw_if_aborted();
-  const int most =
-      options_.way == Way::gather && options_.gather == GatherMode::tensor_parallel ? ranks() * options_.cap : options_.cap;
+  const int most = tensor_parallel() ? ranks() * options_.cap : options_.cap;
   if (step.max_tokens > most) {
     throw InputError(
         fmt::format("way {}: the step's largest batch is {} rows, the cap is {}; create the layer with a cap of at least {}",
@@ -78,7 +86,33 @@ void DeviceExchangeBase::take_outputs(std::span<const DeviceOutput> outputs) {
   if (outputs.size() != static_cast<std::size_t>(local_ranks())) {
     throw InputError(fmt::format("{} outputs for the {} ranks of GPU {}", outputs.size(), local_ranks(), device()));
   }
+  check_shared(outputs);
   for (std::size_t i = 0; i < outputs.size(); ++i) call_.ranks[i].output = outputs[i];
+}
+
+void DeviceExchangeBase::check_shared(std::span<const DeviceOutput> outputs) const {
+  const int room = ranks() * options_.cap;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const DeviceOutput& output = outputs[i];
+    const int rank = rank_of(static_cast<int>(i));
+    if (tensor_parallel()) {
+      if (output.all_out != nullptr) continue;
+      throw InputError(fmt::format("rank {}: gather tensor_parallel leaves all outputs in all_out, which is null", rank));
+    }
+    if ((output.all_out == nullptr) != (outputs[0].all_out == nullptr))
+      throw InputError(fmt::format("rank {} {} all outputs, rank {} {}; all ranks do or none", rank,
+                                   output.all_out == nullptr ? "does not want" : "wants", rank_of(0),
+                                   output.all_out == nullptr ? "does" : "does not"));
+    if (output.all_out == nullptr) continue;
+    if (output.first < 0 || output.first > output.all_tokens || output.all_tokens > room) {
+      throw InputError(fmt::format("rank {}: tokens from row {} on do not fit a batch of {} rows (at most {}: {} ranks of {})",
+                                   rank, output.first, output.all_tokens, room, ranks(), options_.cap));
+    }
+  }
+}
+
+void DeviceExchangeBase::share_outputs(DeviceStream stream) {
+  if (call_.ranks[0].output.all_out != nullptr) launch(all_gather_kernel(), &all_gather_, {}, stream);
 }
 
 void DeviceExchangeBase::allocate_scratch(const ScratchPlan& plan) {

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <memory>
+#include <string_view>
 #include <vector>
 
+#include "exchange/all_gather.hpp"
 #include "exchange/arrivals.hpp"
 #include "exchange/host_exchange.hpp"
 #include "group/cuda_workspace.hpp"
@@ -38,6 +40,15 @@ struct DeviceCall {
   std::size_t scratch_stride = 0;  ///< bytes between the scratch of two local ranks
   DeviceRank ranks[max_local_ranks];
 };
+
+/// The launch behind combine where all ranks want all outputs.
+struct AllGatherCall : DeviceCall {
+  AllGatherLayout layout;
+  /// The first local rank's sums of its slice of the batch, in its scratch, where every rank has the whole batch; null: a
+  /// rank's rows are its outputs.
+  const bf16* slices = nullptr;
+};
+const void* all_gather_kernel();
 
 /// Memory of a device that frees itself.
 template <class T>
@@ -97,9 +108,14 @@ class DeviceExchangeBase : public DeviceExchange {
             plan.take(chunks_of(items, chunk) * classes * sizeof(std::int32_t))};
   }
 
+  /// Throws InputError where the stream is being captured: `what`'s host waits for row counts.
+  static void refuse_capture(DeviceStream stream, std::string_view what, std::string_view instead);
   void take_inputs(std::span<const DeviceInput> inputs, const Step& step);
   void take_results(std::span<const bf16* const> results);
   void take_outputs(std::span<const DeviceOutput> outputs);
+  /// Behind the receiving half of combine: gives all outputs to all ranks where take_outputs was told to.
+  void share_outputs(DeviceStream stream);
+  bool tensor_parallel() const { return options_.way == Way::gather && options_.gather == GatherMode::tensor_parallel; }
 
   /// Scratch of `plan` for every local rank; afterwards at<T>(offset, local).
   void allocate_scratch(const ScratchPlan& plan);
@@ -127,6 +143,7 @@ class DeviceExchangeBase : public DeviceExchange {
   ExchangeOptions options_;
   ExchangeMemory memory_;
   DeviceCall call_;
+  AllGatherCall all_gather_;
   dim3 grid_;  ///< the largest launch: CTAs a rank, ranks
 
  private:
@@ -139,6 +156,8 @@ class DeviceExchangeBase : public DeviceExchange {
   /// The launch for the batch at hand: a cluster where few CTAs are enough, because it meets in hardware.
   Shape shape_for(int tokens, bool independent) const;
   bool is_cluster(unsigned ctas) const;
+  /// Throws InputError where some ranks' outputs are shared and some are not, or slices do not fit the batch.
+  void check_shared(std::span<const DeviceOutput> outputs) const;
   /// `attributes` has room for three.
   cudaLaunchConfig_t configuration(const Shape& shape, cudaLaunchAttribute* attributes, DeviceStream stream) const;
   void find_largest_cluster(const void* kernel);
@@ -180,6 +199,7 @@ class DeviceWay : public DeviceExchangeBase {
   void combine_receive(std::span<const DeviceOutput> outputs, DeviceStream stream) override {
     take_outputs(outputs);
     launch(combine_kernel_, &parameters_, {false, true}, stream);
+    share_outputs(stream);
   }
   void dispatch(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) override {
     take_inputs(inputs, step);
@@ -192,6 +212,7 @@ class DeviceWay : public DeviceExchangeBase {
     for (std::size_t i = 0; i < results.size(); ++i)
       in_place &= results[i] != nullptr && results[i] == result_rows(static_cast<int>(i));
     launch(combine_kernel_, &parameters_, {true, true, in_place}, stream);
+    share_outputs(stream);
   }
 
  protected:

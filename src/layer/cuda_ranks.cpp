@@ -52,7 +52,6 @@ LayerSeat DeviceRanks::seat(int rank) {
   seat.exchange = std::make_unique<DeviceSeat>(*this, rank);
   seat.refuse = [this, rank](std::uint64_t expected, std::uint64_t seen) { give_up(rank, WordKind::refused, expected, seen); };
   seat.fail = [this, rank] { give_up(rank, WordKind::failed, 0, 0); };
-  seat.shares_outputs = false;
   return seat;
 }
 

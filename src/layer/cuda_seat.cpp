@@ -30,12 +30,13 @@ DeviceSeat::DeviceSeat(DeviceRanks& all, int rank)
       results_(device_),
       shared_(device_),
       out_(device_),
+      all_out_(device_),
       ids_(device_),
       weights_(device_),
       factors_(device_) {
   if (!options_.extra_payloads.empty()) throw InputError("extra payloads go with the exchange's own interface, not with a layer");
   // Now, not while kernels of other ranks wait.
-  const auto cap = static_cast<std::size_t>(options_.cap);
+  const auto cap = static_cast<std::size_t>(most_tokens());
   const std::size_t pairs = cap * static_cast<std::size_t>(options_.topk);
   tokens_there_.grow(1);
   ids_.grow(pairs);
@@ -53,10 +54,10 @@ void DeviceSeat::refuse(const InputError& error, int expected, int seen) {
 
 /// What all ranks see alike is thrown alike, the rest also ends the others' waits. As on the host engine.
 void DeviceSeat::accept(const ExchangeInput& input, const Step& step) {
-  if (step.max_tokens > options_.cap) {
+  if (step.max_tokens > most_tokens()) {
     throw InputError(
         fmt::format("way {}: the step's largest batch is {} rows, the cap is {}; create the layer with a cap of at least {}",
-                    name(options_.way), step.max_tokens, options_.cap, step.max_tokens));
+                    name(options_.way), step.max_tokens, most_tokens(), step.max_tokens));
   }
   if (input.tokens < 0 || input.tokens > step.max_tokens) {
     refuse(InputError(fmt::format("rank {} brings {} tokens, the step says at most {}", rank_, input.tokens, step.max_tokens)),
@@ -70,6 +71,18 @@ void DeviceSeat::accept(const ExchangeInput& input, const Step& step) {
     check_choices({input.ids, pairs}, input.tokens, options_.topk, options_.placement.experts());
   } catch (const InputError& error) {
     refuse(error, 0, 0);
+  }
+}
+
+void DeviceSeat::accept(const CombineOutput& output) {
+  if (tokens_ > 0 && (tensor_parallel() ? output.all_out : output.out) == nullptr)
+    refuse(InputError(fmt::format("rank {} has no memory for the outputs of its {} tokens", rank_, tokens_)), 0, 0);
+  if (output.all_out == nullptr || tensor_parallel()) return;
+  if (output.first < 0 || output.all_tokens > all_rows() || output.first + tokens_ > output.all_tokens) {
+    refuse(InputError(
+               fmt::format("rank {}: its {} tokens from row {} on do not fit a batch of {} rows (at most {}: {} ranks of {})",
+                           rank_, tokens_, output.first, output.all_tokens, all_rows(), options_.placement.ranks(), options_.cap)),
+           output.all_tokens, output.first + tokens_);
   }
 }
 
@@ -177,25 +190,25 @@ void DeviceSeat::combine_send(const bf16* results) {
 }
 
 void DeviceSeat::combine_receive(const CombineOutput& output) {
-  if (output.all_out != nullptr) {
-    refuse(InputError("outputs for all ranks (tensor-parallel attention) are not there on GPUs yet; the host engine has them"), 0,
-           0);
-  }
-  if (tokens_ > 0 && output.out == nullptr) {
-    refuse(InputError(fmt::format("rank {} has no memory for the outputs of its {} tokens", rank_, tokens_)), 0, 0);
-  }
+  accept(output);
   const cuda::DeviceScope scope(device_);
   const auto tokens = static_cast<std::size_t>(tokens_);
-  bf16* out = out_.grow(tokens * hidden());
+  const bool all = output.all_out != nullptr || tensor_parallel();
+  const std::size_t all_tokens = tensor_parallel() ? tokens : static_cast<std::size_t>(output.all_tokens);
   DeviceOutput& there = offer().output;
   there = {};
-  there.out = out;
+  there.out = out_.grow(tokens * hidden());
+  // Room for all there can be: growing would free, and that waits for kernels.
+  if (all) there.all_out = all_out_.grow(static_cast<std::size_t>(all_rows()) * hidden());
+  there.first = output.first;
+  there.all_tokens = output.all_tokens;
   if (output.shared != nullptr) there.shared = upload(shared_, output.shared, tokens * hidden());
   if (output.shared_factors != nullptr) there.shared_factors = upload(factors_, output.shared_factors, tokens);
   all_.meeting_.meet(rank_, "combine on GPUs", [this] { all_.receive_combine(); });
-  download(output.out, out, tokens * hidden());
+  if (!tensor_parallel()) download(output.out, there.out, tokens * hidden());
+  if (output.all_out != nullptr) download(output.all_out, there.all_out, all_tokens * hidden());
   settle();
-  traffic_ = all_.counts_.combined(rank_, all_.workspace_.live());
+  traffic_ = all_.counts_.combined(rank_, all_.workspace_.live(), all);
 }
 
 }  // namespace heddle

@@ -40,6 +40,7 @@ class DeviceSeat final : public Exchange {
   using Offer = DeviceRanks::Offer;
   [[noreturn]] void refuse(const InputError& error, int expected, int seen);
   void accept(const ExchangeInput& input, const Step& step);
+  void accept(const CombineOutput& output);
   template <class T>
   const T* upload(DeviceRoom<T>& to, const T* from, std::size_t size);
   template <class T>
@@ -49,6 +50,9 @@ class DeviceSeat final : public Exchange {
   void fetch_routed(const Arrived& there);
   void fetch_by_expert(const Arrived& there);
   Offer& offer() const;
+  bool tensor_parallel() const { return options_.way == Way::gather && options_.gather == GatherMode::tensor_parallel; }
+  int all_rows() const { return options_.placement.ranks() * options_.cap; }
+  int most_tokens() const { return tensor_parallel() ? all_rows() : options_.cap; }
   std::size_t hidden() const { return static_cast<std::size_t>(options_.hidden); }
 
   DeviceRanks& all_;
@@ -61,7 +65,7 @@ class DeviceSeat final : public Exchange {
   std::size_t local_experts_ = 0;
   int tokens_ = 0;
   DeviceRoom<int> tokens_there_;
-  DeviceRoom<bf16> hidden_, results_, shared_, out_;
+  DeviceRoom<bf16> hidden_, results_, shared_, out_, all_out_;
   DeviceRoom<std::int32_t> ids_;
   DeviceRoom<float> weights_, factors_;
   Arrived arrived_;  ///< of the last dispatch, in this rank's arrays:

@@ -58,8 +58,6 @@ struct MoeLayer::Impl {
         experts(make_experts()),
         rows(weights.shape.hidden, weights.shape.topk, routed_count, exchange_settings.wire, expert_options().activation,
              options.quantisation) {
-    if (options.tensor_parallel && !seat.shares_outputs)
-      throw InputError("tensor-parallel attention is not there with this exchange yet; the host engine has it");
     if (weights.shared && !fused()) {
       shared.emplace(std::vector<ExpertWeights>{weights.shared->weights}, weights.shape.hidden, weights.shared->intermediate,
                      expert_options());

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <sstream>
 
 #include "exchange/host_exchange.hpp"
@@ -71,6 +72,12 @@ void RowCounts::take(const std::string& lines) {
   }
 }
 
+int RowCounts::slice(int rows, int rank, const std::vector<bool>& live) {
+  const auto before = static_cast<long long>(std::count(live.begin(), live.begin() + rank, true));
+  const auto all = static_cast<long long>(std::count(live.begin(), live.end(), true));
+  return static_cast<int>(rows * (before + 1) / all - rows * before / all);
+}
+
 int RowCounts::rows(int from, int to) const {
   const auto& counts = options_.way == Way::low_latency ? of(from).pairs : of(from).rows;
   return counts[static_cast<std::size_t>(to)];
@@ -79,6 +86,7 @@ int RowCounts::rows(int from, int to) const {
 ExchangeTraffic RowCounts::dispatched(int rank, const std::vector<bool>& live) const {
   const std::size_t bytes = wire_format(options_).reported_bytes();
   if (options_.way != Way::gather) return sum(rank, live, bytes, [&](int peer) { return rows(rank, peer); });
+  if (tensor_parallel()) return {};  // tokens are everywhere
   if (options_.gather != GatherMode::zero_filled) return sum(rank, live, bytes, [&](int) { return of(rank).tokens; });
   // An all-reduce: every live rank pulls a share of all rows from all and pushes the sums to all.
   int all = 0, ranks = 0, position = 0;
@@ -92,11 +100,11 @@ ExchangeTraffic RowCounts::dispatched(int rank, const std::vector<bool>& live) c
   return sum(rank, live, bytes, [&](int) { return 2 * share; });
 }
 
-ExchangeTraffic RowCounts::combined(int rank, const std::vector<bool>& live) const {
+ExchangeTraffic RowCounts::returned(int rank, const std::vector<bool>& live) const {
   const std::size_t bytes = returned_format(options_).reported_bytes();
   switch (options_.way) {
     case Way::gather:  // pulled
-      return sum(rank, live, bytes, [&](int) { return of(rank).tokens; });
+      return sum(rank, live, bytes, [&](int) { return tensor_parallel() ? slice(of(rank).tokens, rank, live) : of(rank).tokens; });
     case Way::one_sided:  // likewise
       return sum(rank, live, bytes, [&](int peer) { return rows(rank, peer); });
     case Way::elastic:
@@ -108,7 +116,20 @@ ExchangeTraffic RowCounts::combined(int rank, const std::vector<bool>& live) con
   return sum(rank, live, bytes, [&](int home) { return rows(home, rank); });
 }
 
+ExchangeTraffic RowCounts::combined(int rank, const std::vector<bool>& live, bool all_outputs) const {
+  ExchangeTraffic traffic = returned(rank, live);
+  if (!all_outputs) return traffic;
+  const int rows = tensor_parallel() ? slice(of(rank).tokens, rank, live) : of(rank).tokens;
+  const auto shared = sum(rank, live, static_cast<std::size_t>(options_.hidden) * sizeof(bf16), [&](int) { return rows; });
+  traffic.remote_bytes += shared.remote_bytes;
+  traffic.local_bytes += shared.local_bytes;
+  traffic.remote_rows += shared.remote_rows;
+  traffic.local_rows += shared.local_rows;
+  return traffic;
+}
+
 int RowCounts::received(int rank, const std::vector<bool>& live) const {
+  if (tensor_parallel()) return of(rank).tokens;
   int received = 0;
   for (std::size_t peer = 0; peer < live.size(); ++peer) {
     if (!live[peer]) continue;

@@ -9,8 +9,7 @@
 
 namespace heddle {
 
-/// One call: every rank's counts must be known before anything is asked. No meaning for gather's tensor_parallel, where no
-/// row travels.
+/// One call: every rank's counts must be known before anything is asked.
 class RowCounts {
  public:
   explicit RowCounts(const ExchangeOptions& options);
@@ -23,7 +22,7 @@ class RowCounts {
 
   /// As the host engine's take_traffic after each half of the round trip.
   ExchangeTraffic dispatched(int rank, const std::vector<bool>& live) const;
-  ExchangeTraffic combined(int rank, const std::vector<bool>& live) const;
+  ExchangeTraffic combined(int rank, const std::vector<bool>& live, bool all_outputs) const;
   /// As Arrived::received.
   int received(int rank, const std::vector<bool>& live) const;
 
@@ -33,6 +32,11 @@ class RowCounts {
     std::vector<int> rows, pairs;  ///< to each rank: tokens with an expert there, and their choices
   };
   const Sent& of(int rank) const { return sent_[static_cast<std::size_t>(rank)]; }
+  /// combined() without the all-gather of outputs.
+  ExchangeTraffic returned(int rank, const std::vector<bool>& live) const;
+  bool tensor_parallel() const { return options_.way == Way::gather && options_.gather == GatherMode::tensor_parallel; }
+  /// How many of `rows` that any live rank could work on are this one's, in slices; live ranks before it have the first ones.
+  static int slice(int rows, int rank, const std::vector<bool>& live);
   /// Rows of `from` for `to` in a dispatch, by all ways but gather.
   int rows(int from, int to) const;
 

@@ -76,6 +76,7 @@ class DeviceRun {
   const Case& the_case(std::size_t way = 0) const { return cases_[way]; }
   int ranks() const { return cases_[0].ranks(); }
   const Seat& seat(int rank) const { return seats_[static_cast<std::size_t>(rank)]; }
+  int first_rank(std::size_t gpu) const { return workspace_.first_rank(gpu); }
   cudaStream_t stream(std::size_t gpu) const { return streams_[gpu]; }
   DeviceExchange& exchange(std::size_t way, std::size_t gpu) const { return *exchanges_[way][gpu]; }
   /// Way 0 of a GPU made anew.
@@ -218,7 +219,7 @@ class DeviceRun {
     std::size_t rows = 0, values = 0, pairs = 0;
     std::vector<std::size_t> payloads;
     for (const Case& c : cases_) {
-      const auto cap = static_cast<std::size_t>(c.options.cap);
+      const auto cap = static_cast<std::size_t>(c.tensor_parallel() ? c.ranks() * c.options.cap : c.options.cap);
       rows = std::max(rows, cap);
       values = std::max(values, cap * static_cast<std::size_t>(c.options.hidden));
       pairs = std::max(pairs, cap * static_cast<std::size_t>(c.options.topk));

@@ -67,7 +67,13 @@ Outcome run_on_gpus(const LayerSource& source, const Case& c, const Tokens& toke
   });
   for (std::size_t rank = 0; rank < errors.size(); ++rank) EXPECT_EQ(errors[rank], "") << "rank " << rank;
   EXPECT_EQ(ranks.kernels_launched(), static_cast<std::uint64_t>(4 * calls) * workspace.gpus());
-  for (const auto& out : outs) outcome.outputs.insert(outcome.outputs.end(), out.begin(), out.end());
+  for (std::size_t rank = 0; rank < outs.size(); ++rank) {
+    const auto& out = outs[rank];
+    if (c.options.tensor_parallel) {
+      EXPECT_EQ(different_bits(out, outs[0]), 0u) << "rank " << rank << " has other outputs than rank 0";
+    }
+    if (rank == 0 || !c.options.tensor_parallel) outcome.outputs.insert(outcome.outputs.end(), out.begin(), out.end());
+  }
   return outcome;
 }
 
@@ -95,13 +101,13 @@ void expect_the_host_engines(const Case& c) {
   for (std::size_t rank = 0; rank < host.reports.size(); ++rank) expect_same_report(gpu.reports[rank], host.reports[rank], rank);
 }
 
-/// Case n of a random series, by a way of all; what GPUs do not have is left out.
+/// Case n of a random series, by a way of all.
 Case nth_case(std::uint64_t seed) {
   Chance chance(seed + 99);
   Case c = random_case(seed, chance.one_of({1, 2, 3, 5, 8}));
   c.take(all_routes[seed % std::size(all_routes)]);
   c.options.runner = random_runner(chance, c.options.way);
-  c.options.cpu_sync = false;
+  if (chance.one_in(4)) make_tensor_parallel(c);
   return c;
 }
 
@@ -184,26 +190,17 @@ TEST(LayerGpu, ARefusedBatchEndsAllCalls) {
   }
 }
 
-TEST(LayerGpu, WhatGpusDoNotHaveIsRefused) {
+TEST(LayerGpu, TensorParallelByEveryWay) {
   SKIP_WITHOUT_GPU();
-  Case c = random_case(3, 2);
-  c.options.cpu_sync = false;
-  c.take({Way::low_latency, Reduce::rank});
-  make_tensor_parallel(c);
-  SyntheticLayer layer(c.layer);
-  const LayerSource source = source_of(layer, c);
-  const ExchangeOptions exchange = exchange_of(source, c);
-  const ExchangeMemory memory = exchange_memory(exchange);
-  DeviceWorkspace workspace(group_of(2), memory.heap_bytes(2));
-  DeviceRanks ranks(workspace, exchange, memory, std::chrono::seconds(30));
-  EXPECT_THROW(MoeLayer(ranks.seat(0), LayerWeights::load(source, c.placement, 0), c.options), InputError);
-  c.options.tensor_parallel = false;
-  c.take({Way::elastic, Reduce::rank});
-  c.options.cpu_sync = true;
-  const ExchangeOptions waiting = exchange_of(source, c);
-  const ExchangeMemory needed = exchange_memory(waiting);
-  DeviceWorkspace other(group_of(2), needed.heap_bytes(2));
-  EXPECT_THROW(DeviceRanks(other, waiting, needed, std::chrono::seconds(30)), InputError);
+  const std::uint64_t seed = announced_seed();
+  for (std::uint64_t way = 0; way < std::size(all_routes); ++way) {
+    Case c = random_case(seed + way, 4);
+    c.take(all_routes[way]);
+    c.options.cpu_sync = c.options.way == Way::elastic;
+    make_tensor_parallel(c);
+    expect_the_host_engines(c);
+    if (::testing::Test::HasFailure()) return;
+  }
 }
 
 }  // namespace

@@ -34,7 +34,6 @@ int gpus_of(const LayerArguments& a, int ranks) {
   const int gpus = a.gpus.value_or(std::min(there, ranks));
   if (gpus < 1 || gpus > there) throw InputError(fmt::format("--gpus {}: 1 to {} are possible here", gpus, there));
   if (gpus > ranks) throw InputError(fmt::format("--gpus {} with --ranks {}: every GPU needs a rank", gpus, ranks));
-  if (a.tensor_parallel) throw InputError("--tensor-parallel is not on GPUs yet; take --engine host");
   return gpus;
 }
 

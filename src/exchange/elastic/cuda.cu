@@ -7,12 +7,13 @@ namespace {
 
 struct ElasticCall : DeviceCall {
   ElasticLayout layout;
-  ElasticScratch scratch;  ///< all pointers below: of the first local rank
+  ElasticScratch scratch;  ///< all pointers here: of the first local rank
+  // Memory for what arrives, arrivals_stride bytes a local rank.
+  std::size_t arrivals_stride = 0;
   ExpertLayout experts_layout;
-  std::int32_t* places = nullptr;
   std::byte* rows = nullptr;  ///< arrival order
   bf16* sums = nullptr;
-  int room = 0;
+  int room = 0;  ///< rows that are listed at least, "no expert" where none arrived
   bool by_expert = true;
   bool weighted = false;
 };
@@ -21,23 +22,36 @@ __device__ ElasticScratch scratch_of(const ElasticCall& call) {
   ElasticScratch scratch = call.scratch;
   scratch.sent = of_this_rank(scratch.sent, call);
   scratch.arrived = of_this_rank(scratch.arrived, call);
-  scratch.home_tokens = of_this_rank(scratch.home_tokens, call);
-  scratch.routing.local_ids = of_this_rank(scratch.routing.local_ids, call);
-  scratch.routing.weights = of_this_rank(scratch.routing.weights, call);
+  scratch.home_tokens = of_this_rank(scratch.home_tokens, call.arrivals_stride);
+  scratch.routing.local_ids = of_this_rank(scratch.routing.local_ids, call.arrivals_stride);
+  scratch.routing.weights = of_this_rank(scratch.routing.weights, call.arrivals_stride);
   return scratch;
 }
 
 __device__ ExpertLayout experts_of(const ElasticCall& call, int rank) {
   ExpertLayout to = call.experts_layout;
   to.local_experts = call.placement.experts_on[rank];
-  to.begins = of_this_rank(to.begins, call);
-  to.counts = of_this_rank(to.counts, call);
-  to.places = of_this_rank(call.places, call);
-  to.row_weights = of_this_rank(to.row_weights, call);
-  to.rows = of_this_rank(to.rows, call);
-  to.numbers = of_this_rank(to.numbers, call);
-  to.before = of_this_rank(to.before, call);
+  to.begins = of_this_rank(to.begins, call.arrivals_stride);
+  to.counts = of_this_rank(to.counts, call.arrivals_stride);
+  to.places = of_this_rank(to.places, call.arrivals_stride);
+  to.row_weights = of_this_rank(to.row_weights, call.arrivals_stride);
+  to.rows = of_this_rank(to.rows, call.arrivals_stride);
+  to.numbers = of_this_rank(to.numbers, call.arrivals_stride);
+  to.before = of_this_rank(to.before, call.arrivals_stride);
   return to;
+}
+
+/// The copy epilogue of the rows that arrived, `arrived` from each rank.
+template <bool plain>
+__device__ void lay_out(DeviceWorker<plain>& w, const ElasticCall& call, const ElasticScratch& scratch,
+                        const std::int32_t* arrived) {
+  const int n = w.sum_values(w.heap().ranks, arrived);
+  if (!elastic_list(w, call.layout, arrived, n, n < call.room ? call.room : n, call.placement, scratch)) return;
+  if (call.by_expert) {
+    elastic_expand(w, call.layout, arrived, n, call.placement, scratch, experts_of(call, w.heap().rank));
+  } else {
+    elastic_copy_out(w, call.layout, arrived, n, of_this_rank(call.rows, call.arrivals_stride));
+  }
 }
 
 template <bool plain>
@@ -50,14 +64,20 @@ __global__ void __launch_bounds__(threads_a_cta, 1) elastic_dispatch(const __gri
   }
   if (!call.receive) return;
   const std::int32_t* arrived = elastic_receive(w, call.layout, scratch);
-  if (arrived == nullptr) return;
-  const int n = w.sum_values(w.heap().ranks, arrived);
-  if (!elastic_list(w, call.layout, arrived, n, call.by_expert ? n : call.room, call.placement, scratch)) return;
-  if (call.by_expert) {
-    elastic_expand(w, call.layout, arrived, n, call.placement, scratch, experts_of(call, w.heap().rank));
-  } else {
-    elastic_copy_out(w, call.layout, arrived, n, of_this_rank(call.rows, call));
-  }
+  if (arrived != nullptr) lay_out(w, call, scratch, arrived);
+}
+
+// With cpu_sync the receiving half is two kernels, and between them the host makes room for what the first one heard.
+template <bool plain>
+__global__ void __launch_bounds__(threads_a_cta, 1) elastic_hear(const __grid_constant__ ElasticCall call) {
+  HEDDLE_DEVICE_WORKER(w, call, CallPart::dispatch_receive);
+  elastic_receive(w, call.layout, scratch_of(call));
+}
+template <bool plain>
+__global__ void __launch_bounds__(threads_a_cta, 1) elastic_lay_out(const __grid_constant__ ElasticCall call) {
+  HEDDLE_DEVICE_WORKER(w, call, CallPart::dispatch_receive);
+  const ElasticScratch scratch = scratch_of(call);
+  lay_out(w, call, scratch, scratch.arrived);
 }
 
 template <bool plain>
@@ -71,8 +91,8 @@ __global__ void __launch_bounds__(threads_a_cta, 1) elastic_combine(const __grid
     results.weighted = call.weighted;
     results.summed = !call.by_expert;
     if (call.by_expert) {
-      results.places = of_this_rank(call.places, call);
-      results.sums = of_this_rank(call.sums, call);
+      results.places = of_this_rank(call.experts_layout.places, call.arrivals_stride);
+      results.sums = of_this_rank(call.sums, call.arrivals_stride);
     }
     if (!elastic_return(w, call.layout, results, scratch)) return;
   }
@@ -80,19 +100,27 @@ __global__ void __launch_bounds__(threads_a_cta, 1) elastic_combine(const __grid
   elastic_collect(w, call.layout, send_input(call), call.placement, scratch, call.weighted, shared_rows(call), rank.output.out);
 }
 
-class DeviceElastic final : public DeviceWay<ElasticCall> {
+class DeviceElastic : public DeviceWay<ElasticCall> {
  public:
   DeviceElastic(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
                 const DeviceExchangeOptions& device_options)
       : DeviceWay(workspace, gpu, options, memory, device_options, {elastic_dispatch<false>, elastic_dispatch<true>},
                   {elastic_combine<false>, elastic_combine<true>}) {
-    if (options.cpu_sync) throw InputError("elastic with cpu_sync is not on GPUs yet; the host engine has it");
     parameters_.layout = make_layout<ElasticLayout>(options, areas());
     parameters_.layout.reduce = options.reduce;
     parameters_.by_expert = options.arrived != ArrivedLayout::routed;
     parameters_.weighted = options.weight_at == WeightAt::combine;
-    parameters_.room = static_cast<int>(parameters_.layout.region_rows());
-    plan_scratch();
+    parameters_.experts_layout.block_rows = options.arrived == ArrivedLayout::masked ? ranks() * options.cap : 0;
+    const auto r = static_cast<std::size_t>(ranks());
+    ScratchPlan plan;
+    const NumberingPlan sent = plan_numbering(plan, static_cast<std::size_t>(options.cap) * r, r, options.cap, set_chunk);
+    arrived_ = plan.take(r * sizeof(std::int32_t));
+    allocate_scratch(plan);
+    parameters_.scratch.sent = at(sent);
+    parameters_.scratch.arrived = at<std::int32_t>(arrived_);
+    if (options.cpu_sync) return;
+    parameters_.room = parameters_.by_expert ? 0 : static_cast<int>(parameters_.layout.region_rows());
+    make_room(parameters_.layout.region_rows());
   }
 
   Arrived arrived(int local) const override {
@@ -100,72 +128,157 @@ class DeviceElastic final : public DeviceWay<ElasticCall> {
     arrived.layout = options_.arrived;
     arrived.wire = options_.wire;
     arrived.row_stride = parameters_.layout.wire.row_bytes();
-    arrived.rows = at<std::byte>(rows_, local);
     arrived.received = -1;
     arrived.real = -1;
     if (parameters_.by_expert) {
-      arrived.room = static_cast<int>(room_);
-      arrived.begins = at<std::int32_t>(begins_, local);
-      arrived.counts = at<std::int32_t>(counts_, local);
-      arrived.row_weights = at<float>(row_weights_, local);
-      arrived.block_rows = parameters_.experts_layout.block_rows;
+      const ExpertLayout& to = parameters_.experts_layout;
+      arrived.rows = of_rank(to.rows, local);
+      arrived.room = static_cast<int>(expanded_room(options_, most_experts(), parameters_.layout.region_rows()));
+      arrived.begins = of_rank(to.begins, local);
+      arrived.counts = of_rank(to.counts, local);
+      arrived.row_weights = of_rank(to.row_weights, local);
+      arrived.block_rows = to.block_rows;
       return arrived;
     }
+    arrived.rows = of_rank(parameters_.rows, local);
     arrived.room = parameters_.room;
-    arrived.local_ids = at<std::int32_t>(local_ids_, local);
-    arrived.weights = at<float>(weights_, local);
+    arrived.local_ids = of_rank(parameters_.scratch.routing.local_ids, local);
+    arrived.weights = of_rank(parameters_.scratch.routing.weights, local);
     arrived.slots_wanted = options_.reduce == Reduce::home;
     return arrived;
   }
 
- private:
-  void plan_scratch() {
-    const auto r = static_cast<std::size_t>(ranks());
-    const auto k = static_cast<std::size_t>(options_.topk);
-    const std::size_t arrivals = parameters_.layout.region_rows();
-    const auto local = static_cast<std::size_t>(std::max(1, parameters_.layout.shape.max_local_experts));
-    room_ = parameters_.by_expert ? expanded_room(options_, static_cast<int>(local), arrivals) : arrivals;
+ protected:
+  /// Memory for up to `rows` arrived rows a local rank. Only grows: freeing memory waits for all of this GPU's kernels,
+  /// perhaps for those of others.
+  void make_room(std::size_t rows) {
+    const bool by_expert = parameters_.by_expert;
+    const std::size_t row_bytes = parameters_.layout.wire.row_bytes();
+    const auto experts = static_cast<std::size_t>(most_experts());
+    const std::size_t pairs = rows * static_cast<std::size_t>(options_.topk);
+    const std::size_t expanded = by_expert ? expanded_room(options_, most_experts(), rows) : 0;
+    const bool sums_wanted = by_expert && options_.reduce == Reduce::rank && options_.combine_wire != Wire::bf16;
     ScratchPlan plan;
-    const NumberingPlan sent = plan_numbering(plan, static_cast<std::size_t>(options_.cap) * r, r, options_.cap, set_chunk);
-    const std::size_t arrived_counts = plan.take(r * sizeof(std::int32_t));
-    const std::size_t home_tokens = plan.take(arrivals * sizeof(std::int32_t));
-    local_ids_ = plan.take(arrivals * k * sizeof(std::int32_t));
-    weights_ = plan.take(arrivals * k * sizeof(float));
-    const std::size_t places = plan.take(arrivals * k * sizeof(std::int32_t));
-    begins_ = plan.take(local * sizeof(std::int32_t));
-    counts_ = plan.take(local * sizeof(std::int32_t));
-    row_weights_ = plan.take(room_ * sizeof(float));
-    rows_ = plan.take(room_ * parameters_.layout.wire.row_bytes());
-    const bool sums_wanted = parameters_.by_expert && options_.reduce == Reduce::rank && options_.combine_wire != Wire::bf16;
-    const std::size_t sums = plan.take(sums_wanted ? arrivals * static_cast<std::size_t>(options_.hidden) * sizeof(bf16) : 0);
-    const std::size_t numbers = plan.take(arrivals * k * sizeof(std::int32_t));
-    const std::size_t before = plan.take(chunks_of(static_cast<int>(arrivals * k), kind_chunk) * local * sizeof(std::int32_t));
-    allocate_scratch(plan);
-    parameters_.experts_layout.numbers = at<std::int32_t>(numbers);
-    parameters_.experts_layout.before = at<std::int32_t>(before);
-    ElasticScratch& scratch = parameters_.scratch;
-    scratch.sent = at(sent);
-    scratch.arrived = at<std::int32_t>(arrived_counts);
-    scratch.home_tokens = at<std::int32_t>(home_tokens);
-    scratch.routing = {options_.topk, at<std::int32_t>(local_ids_), at<float>(weights_)};
-    parameters_.places = at<std::int32_t>(places);
-    parameters_.rows = at<std::byte>(rows_);
-    parameters_.sums = at<bf16>(sums);
+    const std::size_t home_tokens = plan.take(rows * sizeof(std::int32_t));
+    const std::size_t local_ids = plan.take(pairs * sizeof(std::int32_t));
+    const std::size_t weights = plan.take(pairs * sizeof(float));
+    const std::size_t places = plan.take(pairs * sizeof(std::int32_t));
+    const std::size_t numbers = plan.take(pairs * sizeof(std::int32_t));
+    const std::size_t before = plan.take(chunks_of(static_cast<int>(pairs), kind_chunk) * experts * sizeof(std::int32_t));
+    const std::size_t begins = plan.take(experts * sizeof(std::int32_t));
+    const std::size_t counts = plan.take(experts * sizeof(std::int32_t));
+    const std::size_t row_weights = plan.take(expanded * sizeof(float));
+    const std::size_t out = plan.take((by_expert ? expanded : rows) * row_bytes);
+    const std::size_t sums = plan.take(sums_wanted ? rows * static_cast<std::size_t>(options_.hidden) * sizeof(bf16) : 0);
+    parameters_.arrivals_stride = align_up(plan.bytes(), 128);
+    const std::size_t bytes = parameters_.arrivals_stride * static_cast<std::size_t>(local_ranks());
+    if (arrivals_.data() == nullptr || bytes > arrivals_bytes_) {
+      arrivals_ = {};
+      arrivals_bytes_ = 0;
+      arrivals_ = DeviceArray<std::byte>(device(), bytes);
+      arrivals_bytes_ = bytes;
+    }
+    std::byte* base = arrivals_.data();
+    const auto integers = [base](std::size_t offset) { return reinterpret_cast<std::int32_t*>(base + offset); };
+    const auto floats = [base](std::size_t offset) { return reinterpret_cast<float*>(base + offset); };
+    parameters_.scratch.home_tokens = integers(home_tokens);
+    parameters_.scratch.routing = {options_.topk, integers(local_ids), floats(weights)};
+    parameters_.rows = base + out;
+    parameters_.sums = reinterpret_cast<bf16*>(base + sums);
     ExpertLayout& to = parameters_.experts_layout;
-    to.block_rows = options_.arrived == ArrivedLayout::masked ? ranks() * options_.cap : 0;
-    to.begins = at<std::int32_t>(begins_);
-    to.counts = at<std::int32_t>(counts_);
-    to.row_weights = at<float>(row_weights_);
-    to.rows = at<std::byte>(rows_);
+    to.places = integers(places);
+    to.numbers = integers(numbers);
+    to.before = integers(before);
+    to.begins = integers(begins);
+    to.counts = integers(counts);
+    to.row_weights = floats(row_weights);
+    to.rows = base + out;
   }
 
-  std::size_t room_ = 0, local_ids_ = 0, weights_ = 0, begins_ = 0, counts_ = 0, row_weights_ = 0, rows_ = 0;
+  std::size_t arrived_ = 0;  ///< where in a rank's scratch the rows from each rank are counted
+
+ private:
+  int most_experts() const { return std::max(1, parameters_.layout.shape.max_local_experts); }
+  template <class T>
+  const T* of_rank(const T* first, int local) const {
+    const std::size_t shift = static_cast<std::size_t>(local) * parameters_.arrivals_stride;
+    return reinterpret_cast<const T*>(reinterpret_cast<std::uintptr_t>(first) + shift);
+  }
+
+  DeviceArray<std::byte> arrivals_;
+  std::size_t arrivals_bytes_ = 0;
+};
+
+/// cpu_sync: the host waits for the counts and makes room for exactly what arrived.
+class WaitingElastic final : public DeviceElastic {
+ public:
+  WaitingElastic(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
+                 const DeviceExchangeOptions& device_options)
+      : DeviceElastic(workspace, gpu, options, memory, device_options),
+        hear_(Kernels{elastic_hear<false>, elastic_hear<true>}.of(options.wire)),
+        lay_out_(Kernels{elastic_lay_out<false>, elastic_lay_out<true>}.of(options.wire)),
+        received_(static_cast<std::size_t>(local_ranks()), 0) {
+    prepare(hear_);
+    prepare(lay_out_);
+    make_room(0);
+  }
+
+  void dispatch_send(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) override {
+    refuse_capture(stream, "way elastic with cpu_sync", "leave cpu_sync out");
+    DeviceElastic::dispatch_send(inputs, step, stream);
+  }
+  void dispatch_receive(DeviceStream stream) override {
+    refuse_capture(stream, "way elastic with cpu_sync", "leave cpu_sync out");
+    launch(hear_, &parameters_, {false, true}, stream);
+    received_ = wait_for_rows(arrived_, stream);
+    make_room(static_cast<std::size_t>(*std::max_element(received_.begin(), received_.end())));
+    launch(lay_out_, &parameters_, {false, true}, stream);
+  }
+  void dispatch(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) override {
+    dispatch_send(inputs, step, stream);
+    dispatch_receive(stream);
+  }
+
+  Arrived arrived(int local) const override {
+    Arrived arrived = DeviceElastic::arrived(local);
+    arrived.received = received_[static_cast<std::size_t>(local)];
+    arrived.host_waited = true;
+    arrived.room = arrived.received;
+    if (parameters_.by_expert)
+      arrived.room = static_cast<int>(expanded_room(options_, experts_of(local), static_cast<std::size_t>(arrived.received)));
+    return arrived;
+  }
+
+ private:
+  /// Rows that came to each local rank, by counts [ranks] in its scratch; none to masked ones, whose counts are old.
+  std::vector<int> wait_for_rows(std::size_t counts_offset, DeviceStream stream) const {
+    const auto r = static_cast<std::size_t>(ranks());
+    std::vector<int> rows(received_.size(), 0);
+    std::vector<std::int32_t> counts(r * rows.size());
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      cuda::check(cudaMemcpyAsync(counts.data() + r * i, at<std::int32_t>(counts_offset, static_cast<int>(i)),
+                                  r * sizeof(std::int32_t), cudaMemcpyDeviceToHost, stream),
+                  "reading of counts");
+    }
+    cuda::check(cudaStreamSynchronize(stream), "waiting for counts");
+    workspace_.throw_if_aborted();
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      if (!workspace_.live()[static_cast<std::size_t>(rank_of(static_cast<int>(i)))]) continue;
+      for (std::size_t peer = 0; peer < r; ++peer) rows[i] += counts[r * i + peer];
+    }
+    return rows;
+  }
+
+  const void* hear_;
+  const void* lay_out_;
+  std::vector<int> received_;
 };
 
 }  // namespace
 
 std::unique_ptr<DeviceExchange> create_device_elastic(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options,
                                                       const ExchangeMemory& memory, const DeviceExchangeOptions& device) {
+  if (options.cpu_sync) return std::make_unique<WaitingElastic>(workspace, gpu, options, memory, device);
   return std::make_unique<DeviceElastic>(workspace, gpu, options, memory, device);
 }
 

@@ -13,6 +13,8 @@ struct GatherCall : DeviceCall {
   ArrivedRouting routing;
   const std::byte* zeros = nullptr;  ///< a record
   std::byte* sums = nullptr;         ///< a record a worker
+  std::byte* own_rows = nullptr;     ///< tensor_parallel: [ranks * cap] wire rows
+  bf16* slices = nullptr;            ///< tensor_parallel: [ranks * cap, H], sums of this rank's slice of the batch
 };
 
 /// Where this rank's rows begin, and how many there are in all.
@@ -41,6 +43,8 @@ __device__ bool send(DeviceWorker<plain>& w, const GatherCall& call, const SendI
   const std::int32_t* heard = counts;
   if (call.mode != GatherMode::padded) heard = gather_exchange_counts(w, call.layout, input.tokens, counts);
   if (heard == nullptr) return false;
+  // No row travels, but ranks have met: none offers its next sums while another one still pulls the last ones.
+  if (call.mode == GatherMode::tensor_parallel) return true;
   const Span span = span_of(w, call, heard);
   if (call.mode == GatherMode::zero_filled) {
     std::byte* sum = of_this_rank(call.sums, call) + static_cast<std::size_t>(w.index()) * call.layout.record_bytes();
@@ -50,16 +54,38 @@ __device__ bool send(DeviceWorker<plain>& w, const GatherCall& call, const SendI
   return gather_send(w, call.layout, static_cast<std::size_t>(span.first), input);
 }
 
+/// Tensor-parallel attention: the tokens are here; only their ids become local.
+template <bool plain>
+__device__ void take_own_tokens(DeviceWorker<plain>& w, const GatherCall& call, const ArrivedRouting& routing) {
+  const SendInput input = send_input(call);
+  const RowFormat& wire = call.layout.wire;
+  std::byte* rows = of_this_rank(call.own_rows, call);
+  const int bits = w.part_bits(input.tokens, wire.hidden);
+  for (int item = w.index(); item < input.tokens << bits; item += w.count()) {
+    const auto token = static_cast<std::size_t>(row_of(item, bits));
+    const auto to = [&](int) { return rows + token * wire.row_bytes(); };
+    send_row(w, 1, to, input.hidden + token * static_cast<std::size_t>(wire.hidden), wire, part_of(item, bits));
+  }
+  const int rank = w.heap().rank;
+  w.spread(call.max_tokens, call.topk, [&](int token, int choice) {
+    const int pair = token * call.topk + choice;
+    const bool there = token < input.tokens;
+    routing.local_ids[pair] = there ? call.placement.local_id(input.ids[pair], rank) : -1;
+    routing.weights[pair] = there ? input.weights[pair] : 0.0f;
+  });
+}
+
 template <bool plain>
 __global__ void __launch_bounds__(threads_a_cta, 1) gather_dispatch(const __grid_constant__ GatherCall call) {
   HEDDLE_DEVICE_WORKER(w, call, call.send ? CallPart::dispatch_send : CallPart::dispatch_receive);
   std::int32_t* counts = of_this_rank(call.counts, call);
   if (call.send && !send(w, call, send_input(call), counts)) return;
   if (!call.receive || !w.begin()) return;
+  const ArrivedRouting routing{call.topk, of_this_rank(call.routing.local_ids, call), of_this_rank(call.routing.weights, call)};
+  if (call.mode == GatherMode::tensor_parallel) return take_own_tokens(w, call, routing);
   // Where rows are summed the sending half has heard all there is to hear, and left the counts a kernel or a meeting ago.
   const std::int32_t* heard = call.mode == GatherMode::zero_filled ? counts : gather_hear(w, call.layout, counts);
   if (heard == nullptr) return;
-  const ArrivedRouting routing{call.topk, of_this_rank(call.routing.local_ids, call), of_this_rank(call.routing.weights, call)};
   const Span span = span_of(w, call, heard);
   gather_list(w, call.layout, w.heap().ranks * call.max_tokens, call.placement, routing, [&](int row) {
     return call.mode == GatherMode::padded ? row % call.max_tokens >= heard[row / call.max_tokens] : row >= span.rows;
@@ -70,10 +96,24 @@ template <bool plain>
 __global__ void __launch_bounds__(threads_a_cta, 1) gather_combine(const __grid_constant__ GatherCall call) {
   HEDDLE_DEVICE_WORKER(w, call, CallPart::combine);
   const DeviceRank& rank = call.ranks[blockIdx.y];
-  const Span span = span_of(w, call, of_this_rank(call.counts, call));
+  Span span;
+  BatchSlice own{0, send_input(call).tokens};
+  bf16* out = rank.output.out;
+  SharedRows shared = shared_rows(call);
+  if (call.mode == GatherMode::tensor_parallel) {
+    // Each rank sums a slice of the batch; the all-gather behind this kernel makes it an all-reduce.
+    own = slice_of(w, own.rows);
+    span = {own.first, send_input(call).tokens};
+    out = of_this_rank(call.slices, call);
+    if (shared.rows != nullptr)
+      shared.rows += static_cast<std::size_t>(own.first) * static_cast<std::size_t>(call.layout.wire.hidden);
+    if (shared.factors != nullptr) shared.factors += own.first;
+  } else {
+    span = span_of(w, call, of_this_rank(call.counts, call));
+  }
   if (call.send && !gather_offer(w, call.layout, span.rows, rank.results)) return;
   if (!call.receive) return;
-  gather_pull(w, call.layout, static_cast<std::size_t>(span.first), send_input(call).tokens, shared_rows(call), rank.output.out);
+  gather_pull(w, call.layout, static_cast<std::size_t>(span.first), own.rows, shared, out);
 }
 
 class DeviceGather final : public DeviceWay<GatherCall> {
@@ -82,8 +122,6 @@ class DeviceGather final : public DeviceWay<GatherCall> {
                const DeviceExchangeOptions& device_options)
       : DeviceWay(workspace, gpu, options, memory, device_options, {gather_dispatch<false>, gather_dispatch<true>},
                   {gather_combine<false>, gather_combine<true>}) {
-    if (options.gather == GatherMode::tensor_parallel)
-      throw InputError("gather under tensor-parallel attention is not on GPUs yet; the host engine has it");
     parameters_.layout = make_layout<GatherLayout>(options, areas());
     parameters_.mode = options.gather;
     const GatherLayout& layout = parameters_.layout;
@@ -94,11 +132,17 @@ class DeviceGather final : public DeviceWay<GatherCall> {
     weights_ = plan.take(pairs * sizeof(float));
     const std::size_t zeros = plan.take(layout.record_bytes());
     const std::size_t sums = plan.take(layout.record_bytes() * grid_.x * (threads_a_cta / 32));
+    const std::size_t batch = tensor_parallel() ? layout.all_rows() : 0;
+    own_rows_ = plan.take(batch * layout.wire.row_bytes());
+    const std::size_t slices = plan.take(batch * static_cast<std::size_t>(options.hidden) * sizeof(bf16));
     allocate_scratch(plan);
     parameters_.counts = at<std::int32_t>(counts);
     parameters_.routing = {options.topk, at<std::int32_t>(local_ids_), at<float>(weights_)};
     parameters_.zeros = at<std::byte>(zeros);
     parameters_.sums = at<std::byte>(sums);
+    parameters_.own_rows = at<std::byte>(own_rows_);
+    parameters_.slices = at<bf16>(slices);
+    if (tensor_parallel()) all_gather_.slices = parameters_.slices;
     const cuda::DeviceScope scope(device());
     for (int rank = 0; rank < local_ranks(); ++rank)
       cuda::check(cudaMemset(at<std::byte>(zeros, rank), 0, layout.record_bytes()), "zeroing of a record");
@@ -109,9 +153,15 @@ class DeviceGather final : public DeviceWay<GatherCall> {
     Arrived arrived;
     arrived.layout = ArrivedLayout::routed;
     arrived.wire = options_.wire;
-    arrived.rows = workspace_.view(gpu_).at<std::byte>(rank_of(local), layout.record(0));
-    arrived.row_stride = layout.record_bytes();
-    arrived.room = ranks() * call_.max_tokens;
+    if (tensor_parallel()) {
+      arrived.rows = at<std::byte>(own_rows_, local);
+      arrived.row_stride = layout.wire.row_bytes();
+      arrived.room = call_.max_tokens;
+    } else {
+      arrived.rows = workspace_.view(gpu_).at<std::byte>(rank_of(local), layout.record(0));
+      arrived.row_stride = layout.record_bytes();
+      arrived.room = ranks() * call_.max_tokens;
+    }
     arrived.received = -1;
     arrived.real = -1;
     arrived.local_ids = at<std::int32_t>(local_ids_, local);
@@ -125,7 +175,7 @@ class DeviceGather final : public DeviceWay<GatherCall> {
   }
 
  private:
-  std::size_t local_ids_ = 0, weights_ = 0;
+  std::size_t local_ids_ = 0, weights_ = 0, own_rows_ = 0;
 };
 
 }  // namespace

@@ -71,7 +71,7 @@ class GatherByNccl final : public DeviceExchange {
     communicators_->impl().reduce_scatter(rank(), results[0], call_.reduced, values, stream);
   }
   void combine_receive(std::span<const DeviceOutput> outputs, DeviceStream stream) override {
-    want_one(outputs.size(), "outputs");
+    want_own(outputs);
     call_.output = outputs[0];
     const cuda::DeviceScope scope(device_);
     finish_sums(call_, stream);
@@ -81,6 +81,7 @@ class GatherByNccl final : public DeviceExchange {
     dispatch_receive(stream);
   }
   void combine(std::span<const bf16* const> results, std::span<const DeviceOutput> outputs, DeviceStream stream) override {
+    want_own(outputs);
     combine_send(results, stream);
     combine_receive(outputs, stream);
   }
@@ -104,6 +105,12 @@ class GatherByNccl final : public DeviceExchange {
 
   void want_one(std::size_t given, const char* what) const {
     if (given != 1) throw InputError(fmt::format("{} {} for the one rank of GPU {}", given, what, device_));
+  }
+
+  void want_own(std::span<const DeviceOutput> outputs) const {
+    want_one(outputs.size(), "outputs");
+    if (outputs[0].all_out != nullptr)
+      throw InputError("gather by NCCL leaves every rank its own outputs; gather's own kernels give all to all (all_out)");
   }
 
   void take(std::span<const DeviceInput> inputs, const Step& step) {

@@ -181,6 +181,7 @@ class DeviceNormal final : public DeviceExchangeBase {
   void combine_receive(std::span<const DeviceOutput> outputs, DeviceStream stream) override {
     take_outputs(outputs);
     launch(reinterpret_cast<const void*>(normal_combine<false>), &parameters_, {false, true}, stream);
+    share_outputs(stream);
   }
   void dispatch(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) override {
     dispatch_send(inputs, step, stream);
@@ -190,6 +191,7 @@ class DeviceNormal final : public DeviceExchangeBase {
     take_results(results);
     take_outputs(outputs);
     launch(reinterpret_cast<const void*>(normal_combine<false>), &parameters_, {}, stream);
+    share_outputs(stream);
   }
 
   Arrived arrived(int local) const override {
@@ -243,6 +245,7 @@ class DeviceNormal final : public DeviceExchangeBase {
     received_.assign(locals, 0);
     most_received_ = most_returned_ = 0;
     for (std::size_t i = 0; i < locals; ++i) {
+      if (!workspace_.live()[static_cast<std::size_t>(rank_of(static_cast<int>(i)))]) continue;  // its counts are of an old call
       std::size_t returned = 0;
       for (std::size_t peer = 0; peer < r; ++peer) {
         returned += static_cast<std::size_t>(counts[2 * r * i + peer]);
@@ -297,13 +300,7 @@ class DeviceNormal final : public DeviceExchangeBase {
   }
 
   static void refuse_capture(DeviceStream stream) {
-    cudaStreamCaptureStatus status{};
-    cuda::check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
-    if (status != cudaStreamCaptureStatusNone) {
-      throw InputError(
-          "way normal cannot be captured in a graph: its host waits for row counts; take low_latency, elastic, one_sided or "
-          "gather");
-    }
+    DeviceExchangeBase::refuse_capture(stream, "way normal", "take low_latency, elastic, one_sided or gather");
   }
 
   NormalCall parameters_;
