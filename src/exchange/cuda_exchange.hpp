@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "exchange/arrivals.hpp"
+#include "exchange/cuda_counters.hpp"
 #include "exchange/host_exchange.hpp"
 #include "group/cuda_workspace.hpp"
 #include "heddle/device.hpp"
@@ -28,6 +29,7 @@ struct DeviceRank {
 struct DeviceCall {
   DeviceTeam team;
   PlacementView placement;
+  TallyPlan tally_plan;  ///< of team.tallies
   int experts = 0;
   int topk = 1;
   int max_tokens = 0;
@@ -82,6 +84,8 @@ class DeviceExchangeBase : public DeviceExchange {
  public:
   DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
                      const DeviceExchangeOptions& device);
+
+  ExchangeCounters counters(int local_rank) const override;
 
  protected:
   int ranks() const { return workspace_.ranks(); }
@@ -145,6 +149,7 @@ class DeviceExchangeBase : public DeviceExchange {
   bool fixed_ctas_ = false;        ///< the caller chose
   DeviceArray<int> placement_;
   DeviceArray<TeamCounters> team_counters_;
+  std::unique_ptr<DeviceTallies> tallies_;  ///< null: nothing is counted
   DeviceArray<std::byte> scratch_;
 };
 

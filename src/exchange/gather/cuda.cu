@@ -1,4 +1,4 @@
-#include "exchange/cuda_call.cuh"
+#include "exchange/cuda_counters.cuh"
 #include "exchange/gather/protocol.hpp"
 
 namespace heddle {
@@ -64,6 +64,10 @@ __global__ void __launch_bounds__(threads_a_cta, 1) gather_dispatch(const __grid
   gather_list(w, call.layout, w.heap().ranks * call.max_tokens, call.placement, routing, [&](int row) {
     return call.mode == GatherMode::padded ? row % call.max_tokens >= heard[row / call.max_tokens] : row >= span.rows;
   });
+  const int tokens = send_input(call).tokens;
+  tally_dispatch(
+      w, call, [&](int d) { return w.live(d) ? tokens : 0; }, [&](int s) { return w.live(s) ? heard[s] : 0; },
+      [](int) { return 0; });
 }
 
 template <bool plain>
@@ -73,7 +77,9 @@ __global__ void __launch_bounds__(threads_a_cta, 1) gather_combine(const __grid_
   const Span span = span_of(w, call, of_this_rank(call.counts, call));
   if (call.send && !gather_offer(w, call.layout, span.rows, rank.results)) return;
   if (!call.receive) return;
-  gather_pull(w, call.layout, static_cast<std::size_t>(span.first), send_input(call).tokens, shared_rows(call), rank.output.out);
+  if (gather_pull(w, call.layout, static_cast<std::size_t>(span.first), send_input(call).tokens, shared_rows(call),
+                  rank.output.out))
+    tally_combine(w, call);
 }
 
 class DeviceGather final : public DeviceWay<GatherCall> {

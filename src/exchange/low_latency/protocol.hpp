@@ -9,8 +9,9 @@ namespace heddle {
 
 /// Ordinary memory of one rank for a round trip. An expert's block has room for ranks * cap rows.
 struct LowLatencyScratch {
-  Numbering sent;                   ///< numbers [tokens, topk]: of each pair among this sender's of its expert; totals [experts]
-  std::int32_t* arrived = nullptr;  ///< [local experts (at least 1), ranks]: rows of each region
+  Numbering sent;  ///< numbers [tokens, topk]: of each pair among this sender's of its expert; totals [experts]
+  std::int32_t* sent_counts = nullptr;  ///< [experts]: those totals once more for who counts what was sent, or null
+  std::int32_t* arrived = nullptr;      ///< [local experts (at least 1), ranks]: rows of each region
   // The masked layout that the experts read: rows of expert e at e * block_rows, packed in source order.
   int block_rows = 0;
   std::byte* rows = nullptr;       ///< [local experts, block_rows] in wire format
@@ -56,6 +57,7 @@ HEDDLE_PROTOCOL bool low_latency_send(W& w, const LowLatencyLayout& layout, cons
   };
   if (!number_kinds(w, crew, pairs, experts, expert_of, sent)) return false;
   low_latency_write_counts(w, layout, placement, sent.totals);
+  if (scratch.sent_counts != nullptr && w.index() == 0) w.lanes(experts, [&](int e) { scratch.sent_counts[e] = sent.totals[e]; });
   const int bits = w.part_bits(input.tokens, layout.wire.hidden);
   for (int item = w.index(); item < input.tokens << bits; item += w.count()) {
     const int token = row_of(item, bits);
