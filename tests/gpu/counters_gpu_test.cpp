@@ -3,8 +3,9 @@
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
-#include <numeric>
+#include <chrono>
 #include <thread>
 
 #include "exchange/one_sided/layout.hpp"
@@ -61,6 +62,7 @@ class Expected {
       }
     }
   }
+  const ExchangeCounters& of(int rank) const { return of_[static_cast<std::size_t>(rank)]; }
   void check(DeviceRun& run) const {
     for (int rank = 0; rank < run.ranks(); ++rank) {
       SCOPED_TRACE(testing::Message() << "counters of rank " << rank);
@@ -237,12 +239,33 @@ class TwoBatches {
 };
 
 /// Counts of a number of calls, by turns of the one and of the other batch.
-void expect_turns(const std::vector<Count>& have, const std::vector<Count>& few, const std::vector<Count>& all,
-                  std::uint64_t calls, const char* what) {
+void expect_turns(const std::vector<Count>& have, const std::vector<Count>& few, const std::vector<Count>& all, std::uint64_t calls,
+                  const char* what) {
   ASSERT_EQ(have.size(), few.size());
   for (std::size_t i = 0; i < have.size(); ++i) {
     EXPECT_EQ(have[i].last, calls == 0 ? 0 : calls % 2 == 1 ? few[i].last : all[i].last) << what << i << " after call " << calls;
     EXPECT_EQ(have[i].sum, (calls + 1) / 2 * few[i].last + calls / 2 * all[i].last) << what << i << " after call " << calls;
+  }
+}
+
+/// The reader's side of the test below. least_seen: states that it has seen of every rank.
+void read_until(const std::atomic<bool>& done, DeviceRun& run, const std::vector<ExchangeCounters>& few,
+                const std::vector<ExchangeCounters>& all, std::atomic<std::uint64_t>& least_seen) {
+  const std::size_t ranks = few.size();
+  std::vector<std::uint64_t> calls(ranks, 0), combines(ranks, 0), seen(ranks, 0);
+  while (!done.load() && !testing::Test::HasFailure()) {
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      const ExchangeCounters now = counters_of_rank(run, static_cast<int>(rank));
+      EXPECT_GE(now.dispatches, calls[rank]) << "dispatches of rank " << rank;
+      EXPECT_GE(now.combines, combines[rank]) << "combines of rank " << rank;
+      expect_turns(now.sent, few[rank].sent, all[rank].sent, now.dispatches, "rows sent to rank ");
+      expect_turns(now.arrived, few[rank].arrived, all[rank].arrived, now.dispatches, "rows arrived from rank ");
+      expect_turns(now.experts, few[rank].experts, all[rank].experts, now.dispatches, "rows of local expert ");
+      seen[rank] += now.dispatches != calls[rank] ? 1 : 0;
+      calls[rank] = now.dispatches;
+      combines[rank] = now.combines;
+    }
+    least_seen = *std::min_element(seen.begin(), seen.end());
   }
 }
 
@@ -257,50 +280,30 @@ TEST(CountersGpu, ReadWhileGraphsReplay) {
     c.seed = seed;
     const auto ranks = static_cast<std::size_t>(c.ranks());
     DeviceRun run({c}, gpus_here(), std::chrono::seconds(20), counting());
-    // Calls of both batches by themselves say what each counts.
     c.tokens.assign(ranks, 16);
     for (int rank = 0; rank < c.ranks(); ++rank) run.load(rank, draw(c, rank, 0));
     run.settle();
+    // What both batches count: the larger one by its ids, the smaller one, the first five tokens of the same, by the sum.
     TwoBatches trips(run, c, 5, 16);
+    trips.replay();
+    run.wait();
+    Expected larger(c);
+    larger.add(c, 0, {});
     std::vector<ExchangeCounters> few, all;
-    {
-      // The reference comes from the ids: 16 tokens, and the first five of the same.
-      Case first = c;
-      Expected sixteen(c);
-      sixteen.add(c, 0, {});
-      trips.replay();
-      run.wait();
-      for (int rank = 0; rank < c.ranks(); ++rank) {
-        const ExchangeCounters both = counters_of_rank(run, rank);
-        ASSERT_EQ(both.dispatches, 2u);
-        all.push_back(both);
-        few.push_back(both);
-        const auto before = [](std::vector<Count>& counts) {
-          for (Count& count : counts) count.last = count.sum - count.last;
-        };
-        before(few.back().sent);
-        before(few.back().arrived);
-        before(few.back().experts);
+    for (int rank = 0; rank < c.ranks(); ++rank) {
+      all.push_back(larger.of(rank));
+      few.push_back(counters_of_rank(run, rank));
+      for (auto* counts : {&few.back().sent, &few.back().arrived, &few.back().experts}) {
+        for (Count& count : *counts) count.last = count.sum - count.last;
       }
     }
     std::atomic<bool> done{false};
     std::atomic<std::uint64_t> least_seen{0};
     std::thread reader([&] {
-      std::vector<std::uint64_t> calls(ranks, 0), combines(ranks, 0), seen(ranks, 0);
-      while (!done.load()) {
-        for (std::size_t rank = 0; rank < ranks; ++rank) {
-          const ExchangeCounters now = counters_of_rank(run, static_cast<int>(rank));
-          EXPECT_GE(now.dispatches, calls[rank]) << "dispatches of rank " << rank;
-          EXPECT_GE(now.combines, combines[rank]) << "combines of rank " << rank;
-          expect_turns(now.sent, few[rank].sent, all[rank].sent, now.dispatches, "rows sent to rank ");
-          expect_turns(now.arrived, few[rank].arrived, all[rank].arrived, now.dispatches, "rows arrived from rank ");
-          expect_turns(now.experts, few[rank].experts, all[rank].experts, now.dispatches, "rows of local expert ");
-          seen[rank] += now.dispatches != calls[rank] ? 1 : 0;
-          calls[rank] = now.dispatches;
-          combines[rank] = now.combines;
-        }
-        least_seen = *std::min_element(seen.begin(), seen.end());
-        if (testing::Test::HasFailure()) break;
+      try {
+        read_until(done, run, few, all, least_seen);
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << "reading threw: " << error.what();
       }
       least_seen = states;
     });
@@ -332,7 +335,7 @@ class LateRank {
   void fall_silent() const { write(&header(late_)->abort, static_cast<Word>(late_) + 1); }
   Word epoch() const { return read(&header(0)->epoch, 1)[0]; }
   /// Until the kernels of all others have begun, which they tell by one of their epochs.
-  void wait_for_the_others(Word HeapHeader::* which, Word epoch) const {
+  void wait_for_the_others(Word HeapHeader::*which, Word epoch) const {
     const Clock::time_point end = Clock::now() + std::chrono::seconds(10);
     for (int rank = 0; rank < run_.ranks(); ++rank) {
       while (rank != late_ && read(&(header(rank)->*which), 1)[0] != epoch)
