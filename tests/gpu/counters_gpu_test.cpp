@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <stop_token>
 #include <thread>
 
 #include "exchange/one_sided/layout.hpp"
@@ -249,11 +250,11 @@ void expect_turns(const std::vector<Count>& have, const std::vector<Count>& few,
 }
 
 /// The reader's side of the test below. least_seen: states that it has seen of every rank.
-void read_until(const std::atomic<bool>& done, DeviceRun& run, const std::vector<ExchangeCounters>& few,
+void read_until(const std::stop_token& stop, DeviceRun& run, const std::vector<ExchangeCounters>& few,
                 const std::vector<ExchangeCounters>& all, std::atomic<std::uint64_t>& least_seen) {
   const std::size_t ranks = few.size();
   std::vector<std::uint64_t> calls(ranks, 0), combines(ranks, 0), seen(ranks, 0);
-  while (!done.load() && !testing::Test::HasFailure()) {
+  while (!stop.stop_requested() && !testing::Test::HasFailure()) {
     for (std::size_t rank = 0; rank < ranks; ++rank) {
       const ExchangeCounters now = counters_of_rank(run, static_cast<int>(rank));
       EXPECT_GE(now.dispatches, calls[rank]) << "dispatches of rank " << rank;
@@ -297,11 +298,10 @@ TEST(CountersGpu, ReadWhileGraphsReplay) {
         for (Count& count : *counts) count.last = count.sum - count.last;
       }
     }
-    std::atomic<bool> done{false};
     std::atomic<std::uint64_t> least_seen{0};
-    std::thread reader([&] {
+    std::jthread reader([&](const std::stop_token& stop) {
       try {
-        read_until(done, run, few, all, least_seen);
+        read_until(stop, run, few, all, least_seen);
       } catch (const std::exception& error) {
         ADD_FAILURE() << "reading threw: " << error.what();
       }
@@ -314,7 +314,7 @@ TEST(CountersGpu, ReadWhileGraphsReplay) {
       run.wait();
     }
     EXPECT_GE(least_seen.load(), states) << "the reader saw too few states within a minute, " << replays << " replays";
-    done = true;
+    reader.request_stop();
     reader.join();
     for (int rank = 0; rank < c.ranks(); ++rank) {
       const ExchangeCounters last = counters_of_rank(run, rank);

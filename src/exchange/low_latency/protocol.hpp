@@ -9,15 +9,16 @@ namespace heddle {
 
 /// Ordinary memory of one rank for a round trip. An expert's block has room for ranks * cap rows.
 struct LowLatencyScratch {
-  Numbering sent;  ///< numbers [tokens, topk]: of each pair among this sender's of its expert; totals [experts]
-  std::int32_t* sent_counts = nullptr;  ///< [experts]: those totals once more for who counts what was sent, or null
-  std::int32_t* arrived = nullptr;      ///< [local experts (at least 1), ranks]: rows of each region
+  Numbering sent;                   ///< numbers [tokens, topk]: of each pair among this sender's of its expert; totals [experts]
+  std::int32_t* arrived = nullptr;  ///< [local experts (at least 1), ranks]: rows of each region
   // The masked layout that the experts read: rows of expert e at e * block_rows, packed in source order.
   int block_rows = 0;
   std::byte* rows = nullptr;       ///< [local experts, block_rows] in wire format
   PairOrigin* origins = nullptr;   ///< likewise
   float* weights = nullptr;        ///< likewise
   std::int32_t* counts = nullptr;  ///< [local experts] (masked_m)
+  /// [experts]: the totals of `sent` once more, for who counts what was sent; null: for nobody.
+  std::int32_t* sent_counts = nullptr;
 };
 
 /// Where a pair's row goes, if it does.
