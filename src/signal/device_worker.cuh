@@ -309,7 +309,8 @@ class DeviceWorker : public WarpNumbers {
     verb();
     std::int32_t* mine = values == nullptr ? nullptr : squad_array(n);
     if (mine == nullptr) mine = values;  // too many for the squad's memory: all squads write the same
-    const std::uint64_t since = times_waits() ? ptx::nanoseconds() : 0;
+    // Taken off now and added at the end, so that nothing is kept meanwhile.
+    if (times_waits()) ptx::add_relaxed_gpu(&counters()->waited, 0 - ptx::nanoseconds());
     const int squads = static_cast<int>(gridDim.x);
     bool fine = true;
     int i = 0;
@@ -332,7 +333,7 @@ class DeviceWorker : public WarpNumbers {
     }
     if (seen != nullptr) *seen = mine;
     fine = __syncthreads_and(static_cast<int>(fine)) != 0;
-    if (times_waits()) ptx::add_relaxed_gpu(&counters()->waited, ptx::nanoseconds() - since);
+    if (times_waits()) ptx::add_relaxed_gpu(&counters()->waited, ptx::nanoseconds());
     return fine;
   }
   __device__ bool peek(const Word* word, std::uint32_t& value) {

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(threads_a_cta, 1) elastic_dispatch(const __gri
   }
   const std::int32_t* rows = of_this_rank(call.experts_layout.counts, call);
   tally_dispatch(
-      w, call, [&](int d) { return scratch.sent.totals[d]; }, [&](int s) { return arrived[s]; }, [&](int e) { return rows[e]; });
+      call, [&](int d) { return scratch.sent.totals[d]; }, [&](int s) { return arrived[s]; }, [&](int e) { return rows[e]; });
 }
 
 template <bool plain>
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(threads_a_cta, 1) elastic_combine(const __grid
   }
   if (!call.receive) return;
   if (elastic_collect(w, call.layout, send_input(call), call.placement, scratch, call.weighted, shared_rows(call), rank.output.out))
-    tally_combine(w, call);
+    tally_combine(call);
 }
 
 class DeviceElastic final : public DeviceWay<ElasticCall> {

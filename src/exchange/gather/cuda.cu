@@ -66,8 +66,7 @@ __global__ void __launch_bounds__(threads_a_cta, 1) gather_dispatch(const __grid
   });
   const int tokens = send_input(call).tokens;
   tally_dispatch(
-      w, call, [&](int d) { return w.live(d) ? tokens : 0; }, [&](int s) { return w.live(s) ? heard[s] : 0; },
-      [](int) { return 0; });
+      call, [&](int d) { return w.live(d) ? tokens : 0; }, [&](int s) { return w.live(s) ? heard[s] : 0; }, [](int) { return 0; });
 }
 
 template <bool plain>
@@ -79,7 +78,7 @@ __global__ void __launch_bounds__(threads_a_cta, 1) gather_combine(const __grid_
   if (!call.receive) return;
   if (gather_pull(w, call.layout, static_cast<std::size_t>(span.first), send_input(call).tokens, shared_rows(call),
                   rank.output.out))
-    tally_combine(w, call);
+    tally_combine(call);
 }
 
 class DeviceGather final : public DeviceWay<GatherCall> {

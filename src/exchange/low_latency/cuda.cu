@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(threads_a_cta, 1) low_latency_dispatch(const _
     return rows;
   };
   tally_dispatch(
-      w, call, [&](int e) { return w.live(call.placement.rank_of[e]) ? scratch.sent_counts[e] : 0; }, from,
+      call, [&](int e) { return w.live(call.placement.rank_of[e]) ? scratch.sent_counts[e] : 0; }, from,
       [&](int e) { return scratch.counts[e]; });
 }
 
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(threads_a_cta, 1) low_latency_combine(const __
   if (call.send && !low_latency_return(w, call.layout, call.placement.experts_on[w.heap().rank], rank.results, scratch)) return;
   if (!call.receive) return;
   if (low_latency_collect(w, call.layout, send_input(call), call.placement, call.weighted, shared_rows(call), rank.output.out))
-    tally_combine(w, call);
+    tally_combine(call);
 }
 
 class DeviceLowLatency final : public DeviceWay<LowLatencyCall> {

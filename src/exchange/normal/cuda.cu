@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(threads_a_cta, 1) normal_move(const __grid_con
   const ExpertLayout experts = experts_of(call, w.heap().rank);
   const auto tally = [&] {
     tally_dispatch(
-        w, call, [&](int d) { return scratch.sent.totals[d]; }, [&](int s) { return scratch.arrived[s]; },
+        call, [&](int d) { return scratch.sent.totals[d]; }, [&](int s) { return scratch.arrived[s]; },
         [&](int e) { return experts.counts[e]; });
   };
   if (!call.by_expert) return tally();
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(threads_a_cta, 1) normal_combine(const __grid_
   }
   if (!call.receive) return;
   if (normal_collect(w, call.layout, send_input(call), scratch, returned_firsts, returned, shared_rows(call), rank.output.out))
-    tally_combine(w, call);
+    tally_combine(call);
 }
 
 class DeviceNormal final : public DeviceExchangeBase {

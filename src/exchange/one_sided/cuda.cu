@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(threads_a_cta, 1) one_sided_dispatch(const __g
     if (arrived == nullptr) return;
     one_sided_list(w, call.layout, call.max_tokens, call.placement, arrived, routing);
     tally_dispatch(
-        w, call, [&](int d) { return scratch.sent.totals[d]; }, [&](int s) { return arrived[s]; }, [](int) { return 0; });
+        call, [&](int d) { return scratch.sent.totals[d]; }, [&](int s) { return arrived[s]; }, [](int) { return 0; });
   }
 }
 
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(threads_a_cta, 1) one_sided_combine(const __gr
   const DeviceRank& rank = call.ranks[blockIdx.y];
   if (call.send && !one_sided_offer(w, call.layout, call.max_tokens, rank.results, scratch)) return;
   if (!call.receive) return;
-  if (one_sided_pull(w, call.layout, call.max_tokens, input, scratch, shared_rows(call), rank.output.out)) tally_combine(w, call);
+  if (one_sided_pull(w, call.layout, call.max_tokens, input, scratch, shared_rows(call), rank.output.out)) tally_combine(call);
 }
 
 class DeviceOneSided final : public DeviceWay<OneSidedCall> {
