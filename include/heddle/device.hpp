@@ -140,7 +140,38 @@ struct DeviceExchangeOptions {
   /// gather (padded, one rank a GPU, combine wire bf16): all-gather and reduce-scatter by NCCL instead of own kernels. Its sums are
   /// rounded to bf16 at every hop (docs/numerics.md), it has no deadline, and no rank may be masked. Null: own kernels.
   std::shared_ptr<NcclCommunicators> nccl = nullptr;
+  /// Kernels count what DeviceExchange::counters returns: at the end of a receiving half the first warp of each rank stores
+  /// some words to memory of its GPU, which nothing waits for. Not with NCCL (InputError).
+  bool counters = false;
 };
+
+/// What one rank's calls of an exchange moved and waited for. A call counts when its receiving half has ended, in a replayed
+/// graph too; one whose first CTA met a fault does not. Nothing is ever set back, not even by a reset.
+struct ExchangeCounters {
+  struct Count {
+    std::uint64_t last = 0;  ///< of the last call
+    std::uint64_t sum = 0;   ///< of all calls
+  };
+  std::uint64_t dispatches = 0;
+  std::uint64_t combines = 0;
+  std::vector<Count> sent;     ///< [ranks] rows to each rank, itself included; low_latency: a row a pair, else one a token
+  std::vector<Count> arrived;  ///< [ranks] rows from each rank, likewise
+  /// [local experts] rows of each, in the order of Placement::experts_of; empty where rows arrive as routed, since then no
+  /// kernel counts them.
+  std::vector<Count> experts;
+  /// Nanoseconds in which the rank's first CTA waited for other ranks' words. normal's: for the counts alone, as its rows come
+  /// through queues, and nothing in combine.
+  Count dispatch_wait;
+  Count combine_wait;
+};
+
+/// The largest count over the mean: 1 where all are equal, 0 where nothing was counted.
+struct Imbalance {
+  double last = 0;
+  double sum = 0;
+};
+/// Of rows by expert or by rank, perhaps gathered from the counters of several ranks.
+Imbalance imbalance(std::span<const ExchangeCounters::Count> rows);
 
 /// One way on one GPU, for all ranks that live there. Arrays are by local rank. A dispatch is followed by its combine before
 /// the next one: combine uses the call up. Kernels of the caller that are launched before the one before them on the stream
@@ -162,6 +193,11 @@ class DeviceExchange {
   /// Both halves; one kernel where the way allows it.
   virtual void dispatch(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) = 0;
   virtual void combine(std::span<const bf16* const> results, std::span<const DeviceOutput> outputs, DeviceStream stream) = 0;
+  /// A local rank's counters as they are now. May be called at any time from any thread while kernels run, stops no stream and
+  /// waits for none. What dispatch counts is of one call throughout, and so is what combine counts; when a round trip is
+  /// under way, dispatch may be a call ahead. Throws InputError without DeviceExchangeOptions::counters or for a rank that is
+  /// not here.
+  virtual ExchangeCounters counters(int local_rank) const;
 };
 
 /// A way on GPU number `gpu` of the workspace; `memory` as for create_exchange. Kernels are loaded and

@@ -10,6 +10,20 @@ namespace heddle {
 
 using cuda::check;
 
+namespace {
+
+/// What a way's kernels know without looking at pairs once more.
+TallyPlan tally_plan(const ExchangeOptions& options) {
+  TallyPlan plan;
+  plan.ranks = options.placement.ranks();
+  plan.sent_to_experts = options.way == Way::low_latency;
+  plan.sent = plan.sent_to_experts ? options.placement.experts() : plan.ranks;
+  plan.experts = options.arrived == ArrivedLayout::routed ? 0 : options.placement.max_local_experts();
+  return plan;
+}
+
+}  // namespace
+
 DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options,
                                        const ExchangeMemory& memory, const DeviceExchangeOptions& device_options)
     : workspace_(workspace), gpu_(gpu), options_(options), memory_(memory) {
@@ -43,6 +57,11 @@ DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t g
   call_.experts = options.placement.experts();
   call_.topk = options.topk;
   call_.squad_bytes = squad_bytes;
+  if (device_options.counters) {
+    tallies_ = std::make_unique<DeviceTallies>(device(), tally_plan(options), local_ranks());
+    call_.team.tallies = tallies_->data();
+    call_.tally_plan = tallies_->plan();
+  }
   int sms = 0;
   check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device()), "number of SMs");
   fixed_ctas_ = device_options.sms > 0;
@@ -58,6 +77,14 @@ void DeviceExchangeBase::refuse_capture(DeviceStream stream, std::string_view wh
   check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
   if (status != cudaStreamCaptureStatusNone)
     throw InputError(fmt::format("{} cannot be captured in a graph: its host waits for row counts; {}", what, instead));
+}
+
+ExchangeCounters DeviceExchangeBase::counters(int local_rank) const {
+  if (tallies_ == nullptr) return DeviceExchange::counters(local_rank);
+  if (local_rank < 0 || local_rank >= local_ranks()) {
+    throw InputError(fmt::format("counters of local rank {}: GPU {} has {} ranks", local_rank, device(), local_ranks()));
+  }
+  return tallies_->read(local_rank, options_.placement, experts_of(local_rank));
 }
 
 void DeviceExchangeBase::take_inputs(std::span<const DeviceInput> inputs, const Step& step) {
@@ -217,9 +244,15 @@ void DeviceExchangeBase::launch(const void* kernel, const void* parameters, Halv
   check(cudaLaunchKernelExC(&config, kernel, arguments), "launch of an exchange kernel");
 }
 
+ExchangeCounters DeviceExchange::counters(int) const {
+  throw InputError("this exchange counts nothing; create it with DeviceExchangeOptions::counters");
+}
+
 std::unique_ptr<DeviceExchange> create_device_exchange(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options,
                                                        const ExchangeMemory& memory, const DeviceExchangeOptions& device) {
   check_options(options);
+  if (device.nccl != nullptr && device.counters)
+    throw InputError("counters with NCCL: its kernels count nothing; leave DeviceExchangeOptions::counters or nccl out");
   if (device.nccl != nullptr) return create_device_gather_by_nccl(workspace, gpu, options, device);
   switch (options.way) {
     case Way::gather:

@@ -9,6 +9,7 @@
 
 #include "exchange/all_gather.hpp"
 #include "exchange/arrivals.hpp"
+#include "exchange/cuda_counters.hpp"
 #include "exchange/host_exchange.hpp"
 #include "group/cuda_workspace.hpp"
 #include "heddle/device.hpp"
@@ -31,6 +32,7 @@ struct DeviceRank {
 struct DeviceCall {
   DeviceTeam team;
   PlacementView placement;
+  TallyPlan tally_plan;  ///< of team.tallies
   int experts = 0;
   int topk = 1;
   int max_tokens = 0;
@@ -94,6 +96,8 @@ class DeviceExchangeBase : public DeviceExchange {
  public:
   DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
                      const DeviceExchangeOptions& device);
+
+  ExchangeCounters counters(int local_rank) const override;
 
  protected:
   int ranks() const { return workspace_.ranks(); }
@@ -165,6 +169,7 @@ class DeviceExchangeBase : public DeviceExchange {
   bool fixed_ctas_ = false;        ///< the caller chose
   DeviceArray<int> placement_;
   DeviceArray<TeamCounters> team_counters_;
+  std::unique_ptr<DeviceTallies> tallies_;  ///< null: nothing is counted
   DeviceArray<std::byte> scratch_;
 };
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "heddle/group.hpp"
+#include "signal/tally.hpp"
 #include "signal/words.hpp"
 
 namespace heddle {
@@ -28,6 +29,7 @@ struct HostFault {
 /// there have been. No arrivals when nothing runs, but after a fault; so launches may have different numbers of CTAs.
 struct TeamCounters {
   Word met = 0;
+  Word waited = 0;  ///< nanoseconds that the first squad waited and no call has counted yet; only with tallies
 };
 
 struct DeviceTeam {
@@ -35,6 +37,7 @@ struct DeviceTeam {
   DeviceSettings* settings = nullptr;
   HostFault* host_faults = nullptr;  ///< [ranks of this launch]
   TeamCounters* counters = nullptr;  ///< [ranks of this launch], one set an exchange
+  Tally* tallies = nullptr;          ///< of the first rank of this launch, see TallyPlan; null: nothing is counted
 };
 
 }  // namespace heddle

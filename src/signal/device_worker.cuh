@@ -309,6 +309,8 @@ class DeviceWorker : public WarpNumbers {
     verb();
     std::int32_t* mine = values == nullptr ? nullptr : squad_array(n);
     if (mine == nullptr) mine = values;  // too many for the squad's memory: all squads write the same
+    // Taken off now and added at the end, so that nothing is kept meanwhile.
+    if (times_waits()) ptx::add_relaxed_gpu(&counters()->waited, 0 - ptx::nanoseconds());
     const int squads = static_cast<int>(gridDim.x);
     bool fine = true;
     int i = 0;
@@ -330,7 +332,9 @@ class DeviceWorker : public WarpNumbers {
       squad += static_cast<int>(blockDim.x);
     }
     if (seen != nullptr) *seen = mine;
-    return __syncthreads_and(static_cast<int>(fine)) != 0;
+    fine = __syncthreads_and(static_cast<int>(fine)) != 0;
+    if (times_waits()) ptx::add_relaxed_gpu(&counters()->waited, ptx::nanoseconds());
+    return fine;
   }
   __device__ bool peek(const Word* word, std::uint32_t& value) {
     verb();
@@ -389,6 +393,8 @@ class DeviceWorker : public WarpNumbers {
  private:
   __device__ HeapHeader* header() const { return heap_.template mine<HeapHeader>(0); }
   __device__ TeamCounters* counters() const { return team_.counters + blockIdx.y; }
+  /// One thread a rank, where the host wants to know.
+  __device__ bool times_waits() const { return team_.tallies != nullptr && first_squad() && threadIdx.x == 0; }
   __device__ static bool one_squad() { return gridDim.x == 1; }
   __device__ static bool one_cluster() { return gridDim.x > 1 && ptx::cluster_ctas() == gridDim.x; }
   __device__ std::uint64_t deadline() const {

@@ -32,6 +32,16 @@ __device__ inline std::uint64_t add_acquire_release_gpu(std::uint64_t* address, 
   asm volatile("atom.add.acq_rel.gpu.global.u64 %0, [%1], %2;" : "=l"(old) : "l"(address), "l"(value) : "memory");
   return old;
 }
+/// Nobody waits for it.
+__device__ inline void add_relaxed_gpu(std::uint64_t* address, std::uint64_t value) {
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+/// Returns what was there.
+__device__ inline std::uint64_t exchange_relaxed_gpu(std::uint64_t* address, std::uint64_t value) {
+  std::uint64_t old;
+  asm volatile("atom.relaxed.gpu.global.exch.b64 %0, [%1], %2;" : "=l"(old) : "l"(address), "l"(value) : "memory");
+  return old;
+}
 /// Returns what was there; the exchange happened if that equals `expected`.
 __device__ inline std::uint64_t compare_exchange_system(std::uint64_t* address, std::uint64_t expected, std::uint64_t value) {
   std::uint64_t old;

@@ -1,4 +1,4 @@
-#include "exchange/cuda_call.cuh"
+#include "exchange/cuda_counters.cuh"
 #include "exchange/elastic/protocol.hpp"
 
 namespace heddle {
@@ -48,10 +48,13 @@ __device__ void lay_out(DeviceWorker<plain>& w, const ElasticCall& call, const E
   const int n = w.sum_values(w.heap().ranks, arrived);
   if (!elastic_list(w, call.layout, arrived, n, n < call.room ? call.room : n, call.placement, scratch)) return;
   if (call.by_expert) {
-    elastic_expand(w, call.layout, arrived, n, call.placement, scratch, experts_of(call, w.heap().rank));
+    if (!elastic_expand(w, call.layout, arrived, n, call.placement, scratch, experts_of(call, w.heap().rank))) return;
   } else {
     elastic_copy_out(w, call.layout, arrived, n, of_this_rank(call.rows, call.arrivals_stride));
   }
+  const std::int32_t* rows = of_this_rank(call.experts_layout.counts, call.arrivals_stride);
+  tally_dispatch(
+      call, [&](int d) { return scratch.sent.totals[d]; }, [&](int s) { return arrived[s]; }, [&](int e) { return rows[e]; });
 }
 
 template <bool plain>
@@ -97,7 +100,8 @@ __global__ void __launch_bounds__(threads_a_cta, 1) elastic_combine(const __grid
     if (!elastic_return(w, call.layout, results, scratch)) return;
   }
   if (!call.receive) return;
-  elastic_collect(w, call.layout, send_input(call), call.placement, scratch, call.weighted, shared_rows(call), rank.output.out);
+  if (elastic_collect(w, call.layout, send_input(call), call.placement, scratch, call.weighted, shared_rows(call), rank.output.out))
+    tally_combine(call);
 }
 
 class DeviceElastic : public DeviceWay<ElasticCall> {

@@ -1,4 +1,4 @@
-#include "exchange/cuda_call.cuh"
+#include "exchange/cuda_counters.cuh"
 #include "exchange/gather/protocol.hpp"
 
 namespace heddle {
@@ -82,7 +82,11 @@ __global__ void __launch_bounds__(threads_a_cta, 1) gather_dispatch(const __grid
   if (call.send && !send(w, call, send_input(call), counts)) return;
   if (!call.receive || !w.begin()) return;
   const ArrivedRouting routing{call.topk, of_this_rank(call.routing.local_ids, call), of_this_rank(call.routing.weights, call)};
-  if (call.mode == GatherMode::tensor_parallel) return take_own_tokens(w, call, routing);
+  if (call.mode == GatherMode::tensor_parallel) {
+    take_own_tokens(w, call, routing);
+    const auto none = [](int) { return 0; };
+    return tally_dispatch(call, none, none, none);
+  }
   // Where rows are summed the sending half has heard all there is to hear, and left the counts a kernel or a meeting ago.
   const std::int32_t* heard = call.mode == GatherMode::zero_filled ? counts : gather_hear(w, call.layout, counts);
   if (heard == nullptr) return;
@@ -90,6 +94,9 @@ __global__ void __launch_bounds__(threads_a_cta, 1) gather_dispatch(const __grid
   gather_list(w, call.layout, w.heap().ranks * call.max_tokens, call.placement, routing, [&](int row) {
     return call.mode == GatherMode::padded ? row % call.max_tokens >= heard[row / call.max_tokens] : row >= span.rows;
   });
+  const int tokens = send_input(call).tokens;
+  tally_dispatch(
+      call, [&](int d) { return w.live(d) ? tokens : 0; }, [&](int s) { return w.live(s) ? heard[s] : 0; }, [](int) { return 0; });
 }
 
 template <bool plain>
@@ -113,7 +120,7 @@ __global__ void __launch_bounds__(threads_a_cta, 1) gather_combine(const __grid_
   }
   if (call.send && !gather_offer(w, call.layout, span.rows, rank.results)) return;
   if (!call.receive) return;
-  gather_pull(w, call.layout, static_cast<std::size_t>(span.first), own.rows, shared, out);
+  if (gather_pull(w, call.layout, static_cast<std::size_t>(span.first), own.rows, shared, out)) tally_combine(call);
 }
 
 class DeviceGather final : public DeviceWay<GatherCall> {

@@ -1,4 +1,4 @@
-#include "exchange/cuda_call.cuh"
+#include "exchange/cuda_counters.cuh"
 #include "exchange/low_latency/protocol.hpp"
 
 namespace heddle {
@@ -15,6 +15,7 @@ __device__ LowLatencyScratch scratch_of(const LowLatencyCall& call) {
   LowLatencyScratch scratch = call.scratch;
   scratch.sent = of_this_rank(scratch.sent, call);
   scratch.arrived = of_this_rank(scratch.arrived, call);
+  if (scratch.sent_counts != nullptr) scratch.sent_counts = of_this_rank(scratch.sent_counts, call);
   scratch.rows = of_this_rank(scratch.rows, call);
   scratch.origins = of_this_rank(scratch.origins, call);
   scratch.weights = of_this_rank(scratch.weights, call);
@@ -33,7 +34,17 @@ __global__ void __launch_bounds__(threads_a_cta, 1) low_latency_dispatch(const _
   if (!call.receive) return;
   const int local_experts = call.placement.experts_on[w.heap().rank];
   const std::int32_t* arrived = low_latency_hear(w, call.layout, local_experts, scratch);
-  if (arrived != nullptr) low_latency_pack(w, call.layout, local_experts, arrived, scratch);
+  if (arrived == nullptr) return;
+  low_latency_pack(w, call.layout, local_experts, arrived, scratch);
+  const int ranks = w.heap().ranks;
+  const auto from = [&](int s) {
+    int rows = 0;
+    for (int e = 0; e < local_experts; ++e) rows += arrived[e * ranks + s];
+    return rows;
+  };
+  tally_dispatch(
+      call, [&](int e) { return w.live(call.placement.rank_of[e]) ? scratch.sent_counts[e] : 0; }, from,
+      [&](int e) { return scratch.counts[e]; });
 }
 
 template <bool plain>
@@ -43,7 +54,8 @@ __global__ void __launch_bounds__(threads_a_cta, 1) low_latency_combine(const __
   const DeviceRank& rank = call.ranks[blockIdx.y];
   if (call.send && !low_latency_return(w, call.layout, call.placement.experts_on[w.heap().rank], rank.results, scratch)) return;
   if (!call.receive) return;
-  low_latency_collect(w, call.layout, send_input(call), call.placement, call.weighted, shared_rows(call), rank.output.out);
+  if (low_latency_collect(w, call.layout, send_input(call), call.placement, call.weighted, shared_rows(call), rank.output.out))
+    tally_combine(call);
 }
 
 class DeviceLowLatency final : public DeviceWay<LowLatencyCall> {
@@ -67,9 +79,11 @@ class DeviceLowLatency final : public DeviceWay<LowLatencyCall> {
     weights_ = plan.take(room * sizeof(float));
     counts_ = plan.take(local * sizeof(std::int32_t));
     begins_ = plan.take(local * sizeof(std::int32_t));
+    const std::size_t sent_counts = plan.take(static_cast<std::size_t>(call_.experts) * sizeof(std::int32_t));
     allocate_scratch(plan);
     LowLatencyScratch& scratch = parameters_.scratch;
     scratch.sent = at(sent);
+    if (device_options.counters) scratch.sent_counts = at<std::int32_t>(sent_counts);
     scratch.arrived = at<std::int32_t>(arrived_counts);
     scratch.block_rows = block_rows;
     scratch.rows = at<std::byte>(rows_);

@@ -17,6 +17,8 @@ struct LowLatencyScratch {
   PairOrigin* origins = nullptr;   ///< likewise
   float* weights = nullptr;        ///< likewise
   std::int32_t* counts = nullptr;  ///< [local experts] (masked_m)
+  /// [experts]: the totals of `sent` once more, for who counts what was sent; null: for nobody.
+  std::int32_t* sent_counts = nullptr;
 };
 
 /// Where a pair's row goes, if it does.
@@ -56,6 +58,7 @@ HEDDLE_PROTOCOL bool low_latency_send(W& w, const LowLatencyLayout& layout, cons
   };
   if (!number_kinds(w, crew, pairs, experts, expert_of, sent)) return false;
   low_latency_write_counts(w, layout, placement, sent.totals);
+  if (scratch.sent_counts != nullptr && w.index() == 0) w.lanes(experts, [&](int e) { scratch.sent_counts[e] = sent.totals[e]; });
   const int bits = w.part_bits(input.tokens, layout.wire.hidden);
   for (int item = w.index(); item < input.tokens << bits; item += w.count()) {
     const int token = row_of(item, bits);

@@ -1,6 +1,6 @@
 // normal on GPUs: the counts kernel, the host's wait for sizes, the moving kernel into memory of the exact
 // size, and the combine kernel. It refuses stream capture by name, since the host must wait.
-#include "exchange/cuda_call.cuh"
+#include "exchange/cuda_counters.cuh"
 #include "exchange/normal/protocol.hpp"
 
 namespace heddle {
@@ -85,11 +85,17 @@ __global__ void __launch_bounds__(threads_a_cta, 1) normal_move(const __grid_con
   const ArrivedRouting routing = routing_of(call);
   if (!normal_dispatch(w, call.layout, send_input(call), call.placement, scratch, of_this_rank(call.firsts, call), rows, routing))
     return;
-  if (!call.by_expert) return;
+  const ExpertLayout experts = experts_of(call, w.heap().rank);
+  const auto tally = [&] {
+    tally_dispatch(
+        call, [&](int d) { return scratch.sent.totals[d]; }, [&](int s) { return scratch.arrived[s]; },
+        [&](int e) { return experts.counts[e]; });
+  };
+  if (!call.by_expert) return tally();
   const int n = w.sum_values(w.heap().ranks, scratch.arrived);
   const auto bytes_of = [&](int i) { return rows + static_cast<std::size_t>(i) * call.layout.wire.row_bytes(); };
   const auto weights_of = [&](int i) { return routing.weights + static_cast<std::ptrdiff_t>(i) * call.topk; };
-  expand_rows(w, n, call.topk, routing.local_ids, call.layout.wire, bytes_of, weights_of, experts_of(call, w.heap().rank));
+  if (expand_rows(w, n, call.topk, routing.local_ids, call.layout.wire, bytes_of, weights_of, experts)) tally();
 }
 
 /// sums [n, H]: what goes back of each arrived row.
@@ -126,7 +132,8 @@ __global__ void __launch_bounds__(threads_a_cta, 1) normal_combine(const __grid_
     if (!normal_return(w, call.layout, scratch, of_this_rank(call.firsts, call), sums, returned_firsts, returned)) return;
   }
   if (!call.receive) return;
-  normal_collect(w, call.layout, send_input(call), scratch, returned_firsts, returned, shared_rows(call), rank.output.out);
+  if (normal_collect(w, call.layout, send_input(call), scratch, returned_firsts, returned, shared_rows(call), rank.output.out))
+    tally_combine(call);
 }
 
 class DeviceNormal final : public DeviceExchangeBase {

@@ -1,4 +1,4 @@
-#include "exchange/cuda_call.cuh"
+#include "exchange/cuda_counters.cuh"
 #include "exchange/one_sided/protocol.hpp"
 
 namespace heddle {
@@ -31,7 +31,10 @@ __global__ void __launch_bounds__(threads_a_cta, 1) one_sided_dispatch(const __g
   if (call.receive) {
     const ArrivedRouting routing{call.topk, of_this_rank(call.routing.local_ids, call), of_this_rank(call.routing.weights, call)};
     const std::int32_t* arrived = one_sided_receive(w, call.layout, scratch);
-    if (arrived != nullptr) one_sided_list(w, call.layout, call.max_tokens, call.placement, arrived, routing);
+    if (arrived == nullptr) return;
+    one_sided_list(w, call.layout, call.max_tokens, call.placement, arrived, routing);
+    tally_dispatch(
+        call, [&](int d) { return scratch.sent.totals[d]; }, [&](int s) { return arrived[s]; }, [](int) { return 0; });
   }
 }
 
@@ -43,7 +46,7 @@ __global__ void __launch_bounds__(threads_a_cta, 1) one_sided_combine(const __gr
   const DeviceRank& rank = call.ranks[blockIdx.y];
   if (call.send && !one_sided_offer(w, call.layout, call.max_tokens, rank.results, scratch)) return;
   if (!call.receive) return;
-  one_sided_pull(w, call.layout, call.max_tokens, input, scratch, shared_rows(call), rank.output.out);
+  if (one_sided_pull(w, call.layout, call.max_tokens, input, scratch, shared_rows(call), rank.output.out)) tally_combine(call);
 }
 
 class DeviceOneSided final : public DeviceWay<OneSidedCall> {
