@@ -1,0 +1,92 @@
+// What a product is given: one source for host and device, passed to the kernel by value.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "experts/activation/swiglu.hpp"
+#include "experts/sm90/tasks.hpp"
+#include "experts/sm90/weight_order.hpp"
+#include "heddle/formats.hpp"
+#include "heddle/shape.hpp"
+
+namespace heddle::sm90 {
+
+/// Where the rows of a task lie: one after another without gaps (flat), in a region of `block_rows` an expert, or where the
+/// expert's rows begin by `begin`. With `rows`, the place found so holds the number of the row.
+struct RowMap {
+  enum class Kind : std::uint8_t { flat, blocks, listed };
+
+  Kind kind = Kind::flat;
+  int block_rows = 0;
+  const int* begin = nullptr;
+  const int* rows = nullptr;
+
+  /// Of row `row` of a task.
+  HEDDLE_HOST_DEVICE std::size_t place(const Task& task, int row) const {
+    std::size_t first = static_cast<std::size_t>(task.flat);
+    if (kind == Kind::blocks) {
+      first = static_cast<std::size_t>(task.expert) * static_cast<std::size_t>(block_rows) + static_cast<std::size_t>(task.first);
+    } else if (kind == Kind::listed) {
+      first = static_cast<std::size_t>(begin[task.expert]) + static_cast<std::size_t>(task.first);
+    }
+    const std::size_t index = first + static_cast<std::size_t>(row);
+    return rows != nullptr ? static_cast<std::size_t>(rows[index]) : index;
+  }
+};
+
+/// How tokens are scaled: not at all, by 128 values of K, or by 32.
+enum class TokenScales : std::uint8_t { none, by_128, by_32 };
+
+/// The token side: rows of e4m3 or bf16, as the weights' kind wants them. Rows begin at multiples of 16 bytes, their
+/// scales at multiples of 4 and can be read to a multiple of 4.
+struct TokenRows {
+  const std::byte* values = nullptr;
+  std::size_t value_stride = 0;
+  const std::byte* scales = nullptr;
+  std::size_t scale_stride = 0;
+  TokenScales scaling = TokenScales::none;
+  ScaleFormat format = ScaleFormat::ue8m0;
+  RowMap map;
+};
+
+/// The weights of all experts, in the order of weight_order.hpp.
+struct WeightTiles {
+  WeightPlan plan;
+  const std::byte* chunks = nullptr;
+  std::size_t expert_bytes = 0;
+  const float* row_scales = nullptr;  ///< [experts, slabs, 64], null where the kind has none
+};
+
+/// Sums rounded to bf16 and stored by token.
+struct ResultStore {
+  bf16* values = nullptr;
+  std::size_t stride = 0;  ///< values from a row to the next
+  int second = 0;          ///< paired weights: where the up half begins in a row
+  RowMap map;
+};
+
+/// Gate and up activated and quantised in the epilogue, a row each at its flat place.
+struct ActivatedStore {
+  Activation format = Activation::fp8;
+  Quantisation quantisation;
+  SwigluClamp clamp;
+  const float* weights = nullptr;  ///< routing weights, at the places of `map`; null: 1
+  RowMap map;
+  std::byte* values = nullptr;
+  std::size_t value_stride = 0;  ///< bytes
+  std::byte* scales = nullptr;
+  std::size_t scale_stride = 0;  ///< bytes
+};
+
+/// One grouped product: for every expert its rows times its weights.
+struct ProductCall {
+  WeightTiles weights;
+  TokenRows tokens;
+  const int* counts = nullptr;  ///< rows by expert, device memory
+  int experts = 0;
+  ResultStore results;
+  ActivatedStore activated;  ///< instead of results where the epilogue activates
+};
+
+}  // namespace heddle::sm90

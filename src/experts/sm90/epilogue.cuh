@@ -1,0 +1,178 @@
+// What becomes of a task's sums: rounded and stored by token, or activated and quantised for the next product.
+#pragma once
+
+#include <cstdint>
+
+#include <cute/arch/copy_sm75.hpp>
+#include <cutlass/arch/barrier.h>
+
+#include "experts/sm90/call.hpp"
+#include "experts/sm90/mainloop.cuh"
+#include "experts/sm90/shared.cuh"
+#include "experts/sm90/tasks.hpp"
+#include "formats/group.hpp"
+#include "signal/ptx.cuh"
+
+namespace heddle::sm90 {
+
+/// Where a math thread stands: its warpgroup's first slab in the tile, and its place in the warpgroup.
+struct MathThread {
+  int first_slab;
+  int thread;  ///< of 128
+
+  __device__ int warp() const { return thread / warp_threads; }
+  __device__ int row() const { return thread % warp_threads / 4; }    ///< g: of the eight rows of a half
+  __device__ int token() const { return thread % warp_threads % 4 * 2; }  ///< of the eight of a group, and the next
+};
+
+/// Stores sums as bf16 rows, two weight rows at a time: pairs of tokens become pairs of rows by transposing in registers.
+template <class Shape, int tokens>
+__device__ void store_results(const ResultStore& out, const WeightPlan& plan, const Task& task, const MathThread& me,
+                              const Sums<Shape, tokens>& sums) {
+  const int tile_has = plan.slabs_of(task.tile);
+#pragma unroll
+  for (int slab = 0; slab < Shape::slabs; ++slab) {
+    if (me.first_slab + slab >= tile_has) continue;  // the same for the whole warpgroup
+    const int row = (task.tile * tile_slabs + me.first_slab + slab) * slab_rows + 16 * me.warp();
+    const int low = plan.source_row(row) + me.token();
+    const int high = plan.paired ? out.second + low : low + 8;
+#pragma unroll
+    for (int i = 0; i < tokens / 8; ++i) {
+      const float* sum = sums.slab[slab] + 4 * i;
+      std::uint32_t first;
+      std::uint32_t second;
+      cute::SM75_U32x1_MOVM_T::copy(ptx::to_bf16_pair(sum[0], sum[1]), first);
+      cute::SM75_U32x1_MOVM_T::copy(ptx::to_bf16_pair(sum[2], sum[3]), second);
+      const int token = 8 * i + me.row();
+      if (token >= task.rows) continue;
+      bf16* to = out.values + out.map.place(task, token) * out.stride;
+      *reinterpret_cast<std::uint32_t*>(to + low) = first;
+      *reinterpret_cast<std::uint32_t*>(to + high) = second;
+    }
+  }
+}
+
+/// The activation in the epilogue of the first product: a thread has a gate value and its up value, a tile the 128
+/// columns of a group. Slabs are 32 columns, so groups of 32 are slabs.
+template <class Shape, int tokens>
+class ActivationEpilogue {
+ public:
+  __device__ ActivationEpilogue(Shared<Shape>& shared, const ActivatedStore& out, const WeightPlan& plan, const Task& task,
+                                const MathThread& me)
+      : shared_(shared), out_(out), task_(task), me_(me), tile_has_(plan.slabs_of(task.tile)) {}
+
+  /// All math threads call it together.
+  __device__ void run(Sums<Shape, tokens>& sums) {
+#pragma unroll
+    for (int slab = 0; slab < Shape::slabs; ++slab) activate(sums.slab[slab], me_.first_slab + slab);
+    meet();
+    if (out_.format == Activation::fp8) make_scales();
+    meet();
+#pragma unroll
+    for (int slab = 0; slab < Shape::slabs; ++slab) stage_values(sums.slab[slab], me_.first_slab + slab);
+    meet();
+    store_values();
+  }
+
+ private:
+  static constexpr int columns_a_slab = slab_rows / 2;
+
+  __device__ static void meet() { cutlass::arch::NamedBarrier::sync(Shape::math_threads, 1); }
+  __device__ int slabs_a_group() const { return out_.quantisation.group / columns_a_slab; }
+  __device__ std::size_t flat(int token) const { return static_cast<std::size_t>(task_.flat + token); }
+
+  /// Leaves v in the lower half of the sums, and the warp's largest magnitude of every token in shared memory.
+  __device__ void activate(float (&sum)[tokens / 2], int slab) {
+#pragma unroll
+    for (int i = 0; i < tokens / 8; ++i) {
+      std::int32_t peak[2];
+#pragma unroll
+      for (int v = 0; v < 2; ++v) {
+        const int token = 8 * i + me_.token() + v;
+        const bool real = token < task_.rows && slab < tile_has_;
+        const float weight = out_.weights != nullptr && real ? out_.weights[out_.map.place(task_, token)] : 1.0f;
+        const float value = swiglu(to_bf16(sum[4 * i + v]), to_bf16(sum[4 * i + 2 + v]), out_.clamp) * weight;
+        sum[4 * i + v] = value;
+        peak[v] = real ? fp8_magnitude(value) : 0;
+      }
+#pragma unroll
+      for (int lanes = 4; lanes < warp_threads; lanes *= 2) {
+        peak[0] = max(peak[0], __shfl_xor_sync(0xFFFFFFFFu, peak[0], lanes));
+        peak[1] = max(peak[1], __shfl_xor_sync(0xFFFFFFFFu, peak[1], lanes));
+      }
+      if (me_.row() == 0) {
+        std::int32_t* peaks = shared_.activation.peaks[4 * slab + me_.warp()] + 8 * i + me_.token();
+        peaks[0] = peak[0];
+        peaks[1] = peak[1];
+      }
+    }
+  }
+
+  /// A thread a (group, token): the scale, kept for the codes and stored.
+  __device__ void make_scales() {
+    const int groups = (tile_has_ + slabs_a_group() - 1) / slabs_a_group();
+    for (int index = static_cast<int>(threadIdx.x); index < groups * task_.rows; index += Shape::math_threads) {
+      const int token = index % task_.rows;
+      const int group = index / task_.rows;
+      std::int32_t peak = 0;
+      for (int warp = 0; warp < 4 * slabs_a_group(); ++warp) {
+        const int from = 4 * slabs_a_group() * group + warp;
+        if (from < 4 * tile_has_) peak = max(peak, shared_.activation.peaks[from][token]);
+      }
+      const float scale = fp8_scale(group_amax(peak), out_.quantisation.scale);
+      shared_.activation.scales[group][token] = scale;
+      std::byte* to = out_.scales + flat(token) * out_.scale_stride;
+      const int place = task_.tile * (tile_slabs / slabs_a_group()) + group;
+      if (out_.quantisation.scale == ScaleFormat::f32) {
+        reinterpret_cast<float*>(to)[place] = scale;
+      } else {
+        to[place] = static_cast<std::byte>(fp8_scale_byte(scale));
+      }
+    }
+  }
+
+  __device__ void stage_values(const float (&sum)[tokens / 2], int slab) {
+    if (slab >= tile_has_) return;
+    const int column = columns_a_slab * slab + 8 * me_.warp() + me_.row();
+#pragma unroll
+    for (int i = 0; i < tokens / 8; ++i) {
+#pragma unroll
+      for (int v = 0; v < 2; ++v) {
+        const int token = 8 * i + me_.token() + v;
+        if (token >= task_.rows) continue;
+        std::byte* to = shared_.activation.values + token * Shape::activated_stride;
+        if (out_.format == Activation::fp8) {
+          const float scale = shared_.activation.scales[slab / slabs_a_group()][token];
+          to[column] = static_cast<std::byte>(code(sum[4 * i + v], scale));
+        } else {
+          reinterpret_cast<bf16*>(to)[column] = to_bf16(sum[4 * i + v]);
+        }
+      }
+    }
+  }
+
+  __device__ std::uint8_t code(float value, float scale) const {
+    return out_.quantisation.scale == ScaleFormat::ue8m0 ? fp8_code_by_inverse(value, fp8_inverse(scale)) : fp8_code(value, scale);
+  }
+
+  /// Rows of the tile's columns, 16 bytes a thread.
+  __device__ void store_values() {
+    const int bytes = tile_has_ * columns_a_slab * (out_.format == Activation::fp8 ? 1 : 2);
+    const int vectors = bytes / 16;
+    const std::size_t begin = static_cast<std::size_t>(task_.tile) * tile_slabs * columns_a_slab * (out_.format == Activation::fp8 ? 1 : 2);
+    for (int index = static_cast<int>(threadIdx.x); index < vectors * task_.rows; index += Shape::math_threads) {
+      const int token = index / vectors;
+      const int vector = index % vectors;
+      const auto value = *reinterpret_cast<const uint4*>(shared_.activation.values + token * Shape::activated_stride + 16 * vector);
+      *reinterpret_cast<uint4*>(out_.values + flat(token) * out_.value_stride + begin + 16 * static_cast<std::size_t>(vector)) = value;
+    }
+  }
+
+  Shared<Shape>& shared_;
+  const ActivatedStore& out_;
+  const Task& task_;
+  const MathThread& me_;
+  int tile_has_;
+};
+
+}  // namespace heddle::sm90
