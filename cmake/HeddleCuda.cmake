@@ -30,6 +30,12 @@ target_compile_options(heddle_cuda PRIVATE
 find_package(CUDAToolkit REQUIRED)
 target_link_libraries(heddle_cuda PRIVATE CUDA::cudart_static fmt::fmt ${CMAKE_DL_LIBS})
 
+# CuTe's atoms for the tensor cores, bulk copies and barriers: headers alone (cmake/cuda-requirements.txt; `./dev build cuda` fetches them).
+find_path(CUTLASS_INCLUDE_DIR cute/arch/mma_sm90_gmma.hpp
+  HINTS ${PROJECT_SOURCE_DIR}/.cutlass/cutlass_library/source/include REQUIRED)
+mark_as_advanced(CUTLASS_INCLUDE_DIR)
+target_include_directories(heddle_cuda SYSTEM PRIVATE ${CUTLASS_INCLUDE_DIR})
+
 # NCCL: its header where there is one, the library at run time.
 find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
 mark_as_advanced(NCCL_INCLUDE_DIR)

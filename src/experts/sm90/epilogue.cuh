@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include <cute/arch/copy_sm75.hpp>
 #include <cutlass/arch/barrier.h>
+#include <cute/arch/copy_sm75.hpp>
 
 #include "experts/sm90/call.hpp"
 #include "experts/sm90/mainloop.cuh"
@@ -21,7 +21,7 @@ struct MathThread {
   int thread;  ///< of 128
 
   __device__ int warp() const { return thread / warp_threads; }
-  __device__ int row() const { return thread % warp_threads / 4; }    ///< g: of the eight rows of a half
+  __device__ int row() const { return thread % warp_threads / 4; }        ///< g: of the eight rows of a half
   __device__ int token() const { return thread % warp_threads % 4 * 2; }  ///< of the eight of a group, and the next
 };
 
@@ -44,10 +44,11 @@ __device__ void store_results(const ResultStore& out, const WeightPlan& plan, co
       cute::SM75_U32x1_MOVM_T::copy(ptx::to_bf16_pair(sum[0], sum[1]), first);
       cute::SM75_U32x1_MOVM_T::copy(ptx::to_bf16_pair(sum[2], sum[3]), second);
       const int token = 8 * i + me.row();
-      if (token >= task.rows) continue;
-      bf16* to = out.values + out.map.place(task, token) * out.stride;
-      *reinterpret_cast<std::uint32_t*>(to + low) = first;
-      *reinterpret_cast<std::uint32_t*>(to + high) = second;
+      if (token < task.rows) {
+        bf16* to = out.values + out.map.place(task, token) * out.stride;
+        *reinterpret_cast<std::uint32_t*>(to + low) = first;
+        *reinterpret_cast<std::uint32_t*>(to + high) = second;
+      }
     }
   }
 }
@@ -159,12 +160,14 @@ class ActivationEpilogue {
   __device__ void store_values() {
     const int bytes = tile_has_ * columns_a_slab * (out_.format == Activation::fp8 ? 1 : 2);
     const int vectors = bytes / 16;
-    const std::size_t begin = static_cast<std::size_t>(task_.tile) * tile_slabs * columns_a_slab * (out_.format == Activation::fp8 ? 1 : 2);
+    const std::size_t begin =
+        static_cast<std::size_t>(task_.tile) * tile_slabs * columns_a_slab * (out_.format == Activation::fp8 ? 1 : 2);
     for (int index = static_cast<int>(threadIdx.x); index < vectors * task_.rows; index += Shape::math_threads) {
       const int token = index / vectors;
       const int vector = index % vectors;
       const auto value = *reinterpret_cast<const uint4*>(shared_.activation.values + token * Shape::activated_stride + 16 * vector);
-      *reinterpret_cast<uint4*>(out_.values + flat(token) * out_.value_stride + begin + 16 * static_cast<std::size_t>(vector)) = value;
+      *reinterpret_cast<uint4*>(out_.values + flat(token) * out_.value_stride + begin + 16 * static_cast<std::size_t>(vector)) =
+          value;
     }
   }
 

@@ -30,8 +30,8 @@ __device__ void load_weights(Shared<Shape>& shared, const WeightTiles& weights, 
   const int stages = weights.plan.steps() / Shape::parts;
   for_tasks(tasks, [&](const Task& task) {
     const int bytes = Shape::parts * weights.plan.chunk_bytes(task.tile);
-    const std::byte* from = weights.chunks + static_cast<std::size_t>(task.expert) * weights.expert_bytes +
-                            weights.plan.chunk_offset(task.tile, 0);
+    const std::byte* from =
+        weights.chunks + static_cast<std::size_t>(task.expert) * weights.expert_bytes + weights.plan.chunk_offset(task.tile, 0);
     for (int stage = 0; stage < stages; ++stage) {
       shared.weight_ring.wait_empty(at);
       shared.weight_ring.expect(at, bytes);
@@ -79,8 +79,7 @@ class RowLoader {
 
  private:
   static constexpr int rows_a_pass = row_loader_threads / 8;  // 8: a thread's rows are swizzled alike
-  /// Stages whose copies are under way while another is begun.
-  static constexpr int lag = Shape::row_stages - 1;
+  static constexpr int lag = Shape::rows_under_way;
 
   __device__ void copy_panel(int begin, int part) {
     const int column = begin + 16 * lane_;
@@ -170,8 +169,7 @@ class ScaleLoader {
     for (int i = 0; i < rows_a_lane; ++i) {
       if (!is_row(i)) break;
       const bool byte = tokens_.format == ScaleFormat::ue8m0;
-      const float scale =
-          byte ? from_ue8m0(static_cast<std::uint8_t>(words[i] >> (8 * which))) : float_from_bits(words[i]);
+      const float scale = byte ? from_ue8m0(static_cast<std::uint8_t>(words[i] >> (8 * which))) : float_from_bits(words[i]);
       shared_.scales[at_.stage][lane_ + warp_threads * i] = scale;
     }
     shared_.row_ring.filled(at_);
@@ -187,7 +185,7 @@ class ScaleLoader {
       for (int group = 0; group < count; ++group) {
         const int index = min(stage * count + group, groups_ - 1);  // beyond the last one tokens are zeros: any finite scale
         const float scale = tokens_.format == ScaleFormat::ue8m0 ? from_ue8m0(static_cast<std::uint8_t>(from(i)[index]))
-                                                                : reinterpret_cast<const float*>(from(i))[index];
+                                                                 : reinterpret_cast<const float*>(from(i))[index];
         shared_.scales[at_.stage][group * Shape::most_tokens + lane_ + warp_threads * i] = scale;
       }
     }

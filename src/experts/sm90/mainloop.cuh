@@ -16,7 +16,6 @@
 
 namespace heddle::sm90 {
 
-
 /// Sums of the slabs of one warpgroup, as the tensor cores hold them: value [4 i + v] of a slab is weight row
 /// 16 warp + lane / 4 + 8 (v / 2) and token 8 i + 2 (lane % 4) + v % 2.
 template <class Shape, int tokens>
@@ -113,7 +112,8 @@ class MainLoop {
   }
 
   /// `a` holds the stage's first item; afterwards the next stage's, if there is one: in `a` if items are even, else in `b`.
-  __device__ void run_stage(std::uint32_t (&a)[slab_registers], std::uint32_t (&b)[slab_registers], Sums<Shape, tokens>& sums, bool more) {
+  __device__ void run_stage(std::uint32_t (&a)[slab_registers], std::uint32_t (&b)[slab_registers], Sums<Shape, tokens>& sums,
+                            bool more) {
     Partial partial;
     shared_.row_ring.wait_full(at_.rows);
 #pragma unroll

@@ -48,7 +48,8 @@ __device__ void list_tasks(Shared<Shape>& shared, const ProductCall& call) {
 
 /// A weight row's own scale, by slab of this warpgroup.
 template <class Shape>
-__device__ void read_row_scales(const WeightTiles& weights, const Task& task, const MathThread& me, RowPair (&scales)[Shape::slabs]) {
+__device__ void read_row_scales(const WeightTiles& weights, const Task& task, const MathThread& me,
+                                RowPair (&scales)[Shape::slabs]) {
 #pragma unroll
   for (int slab = 0; slab < Shape::slabs; ++slab) {
     const int number = min(task.tile * tile_slabs + me.first_slab + slab, weights.plan.slabs() - 1);
@@ -85,7 +86,8 @@ __device__ void compute_task(Shared<Shape>& shared, const ProductCall& call, con
     loop.run(plan.steps() / Shape::parts, constant, sums);
   }
   const Task task = tasks.find(index);  // once more: registers are short in the loop
-  if constexpr (scale == WeightScale::by_step || scale == WeightScale::at_end) scale_sums<Shape, tokens>(call.weights, task, me, sums);
+  if constexpr (scale == WeightScale::by_step || scale == WeightScale::at_end)
+    scale_sums<Shape, tokens>(call.weights, task, me, sums);
   if constexpr (Shape::activates) {
     ActivationEpilogue<Shape, tokens>(shared, call.activated, plan, task, me).run(sums);
   } else {
@@ -161,7 +163,8 @@ __global__ void __launch_bounds__(Shape::threads, 1) product_kernel(const __grid
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
-  const TaskList tasks{shared.row_end(), shared.block_end(call.experts), call.experts, call.weights.plan.tiles(), Shape::most_tokens};
+  const TaskList tasks{shared.row_end(), shared.block_end(call.experts), call.experts, call.weights.plan.tiles(),
+                       Shape::most_tokens};
   if (threadIdx.x < Shape::math_threads) {
     cutlass::arch::warpgroup_reg_alloc<Shape::math_registers>();
     compute(shared, call, tasks);

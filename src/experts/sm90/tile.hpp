@@ -66,9 +66,12 @@ struct TileShape {
 
   /// Weight chunks of a stage, and panels of its tokens: K = 128 is one of e4m3, two of bf16.
   static constexpr int parts = stage_columns / slab_shape(kind).step;
-  static constexpr int weight_stage_bytes = parts * WeightPlan{kind, false, kind == WeightKind::mxfp4, 0, 0}.chunk_bytes_of(tile_slabs);
+  static constexpr int weight_stage_bytes =
+      parts * WeightPlan{kind, false, kind == WeightKind::mxfp4, 0, 0}.chunk_bytes_of(tile_slabs);
   static constexpr int row_stage_bytes = parts * most_tokens * panel_bytes;
-  static constexpr int row_stages = parts == 1 ? 4 : 3;
+  static constexpr int row_stages = (most_tokens <= 32 ? 8 : 4) / parts + (parts - 1);
+  /// Stages whose rows are under way while the others are ready.
+  static constexpr int rows_under_way = row_stages / 2;
   static constexpr int scales_a_stage = 4 * most_tokens;  ///< groups of 32: four a token
 
   /// What is left goes to weights, whose stream must never stop: 1 KiB is for barriers and alignment, 8 for lists of experts.

@@ -98,7 +98,7 @@ struct WeightPlan {
   bool paired = false;
   bool step_exponents = false;  ///< mxfp4: a power of two for each row and step, for rows whose groups differ too much
   int rows = 0;                 ///< gate and up counted both; a multiple of 64
-  int cols = 0;                 ///< K, a multiple of 64; what lacks to whole steps is zeros
+  int cols = 0;                 ///< K, a multiple of 64; what lacks to a multiple of 128 is zeros
 
   HEDDLE_HOST_DEVICE constexpr SlabShape shape() const { return slab_shape(kind); }
   HEDDLE_HOST_DEVICE constexpr int slabs() const { return rows / slab_rows; }
@@ -107,7 +107,8 @@ struct WeightPlan {
     const int left = slabs() - tile * tile_slabs;
     return left < tile_slabs ? left : tile_slabs;
   }
-  HEDDLE_HOST_DEVICE constexpr int steps() const { return (cols + shape().step - 1) / shape().step; }
+  /// Whole promotions of 128 columns: two steps of bf16 operands belong together.
+  HEDDLE_HOST_DEVICE constexpr int steps() const { return (cols + 127) / 128 * (128 / shape().step); }
 
   /// Scale bytes of a slab; the step exponents are the last 64 of them.
   HEDDLE_HOST_DEVICE constexpr int scale_bytes() const { return shape().scale_bytes + (step_exponents ? slab_rows : 0); }
