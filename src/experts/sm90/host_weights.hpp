@@ -1,0 +1,56 @@
+// Ordered weights on the host's side: parts of stored matrices, what is wrong with them in words, and the order made by a plain
+// loop.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "experts/sm90/weight_order.hpp"
+#include "experts/sm90/weight_scales.hpp"
+#include "experts/sm90/weight_words.hpp"
+#include "heddle/experts.hpp"
+
+namespace heddle::sm90 {
+
+/// Columns or rows [first, first + count) of a matrix.
+struct Range {
+  int first = 0;
+  int count = 0;
+};
+
+/// A part of a matrix, as a view. Throws InputError, with `name`, unless both ranges are inside, in multiples of 64, and begin
+/// where a scale block does (fp8_block: at a multiple of 128).
+StoredMatrix stored_part(const WeightMatrix& matrix, const Range& rows, const Range& cols, const std::string& name);
+
+/// Throws InputError for a row that cannot be laid out; nothing for RowFault::none. `names`: what the two stored matrices are
+/// called.
+void throw_row_fault(const WeightPlan& plan, const WeightSource& source, int row, const RowSurvey& survey,
+                     const std::string (&names)[2]);
+
+/// A matrix in the order of the plan.
+struct OrderedWeights {
+  std::vector<std::byte> chunks;  ///< plan.bytes()
+  std::vector<float> row_scales;  ///< plan.row_scales()
+};
+
+/// Throws InputError for rows that cannot be laid out.
+OrderedWeights order_weights(const WeightPlan& plan, const WeightSource& source, const std::string (&names)[2]);
+
+/// A stored matrix with its memory.
+struct StoredWeights {
+  std::vector<std::byte> values;
+  std::vector<std::byte> scales;
+  WeightMatrix view;  ///< of both vectors; moving the object keeps it right
+
+  StoredWeights() = default;
+  StoredWeights(WeightKind kind, int rows, int cols, ScaleFormat block_scale);
+  StoredWeights(StoredWeights&&) = default;
+  StoredWeights& operator=(StoredWeights&&) = default;
+};
+
+/// Reads ordered weights back: gate and up where the plan is paired, otherwise one matrix. Byte for byte what was stored.
+std::vector<StoredWeights> restore_weights(const WeightPlan& plan, const std::byte* chunks, const float* row_scales,
+                                           ScaleFormat block_scale);
+
+}  // namespace heddle::sm90
