@@ -207,10 +207,11 @@ TEST_P(OrderedKinds, EveryOffsetIsWhereTheOneBeforeEnds) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, OrderedKinds, ::testing::ValuesIn(heddle::testing::all_kinds), [](const auto& info) {
+std::string name_of(const ::testing::TestParamInfo<WeightKind>& kind) {
   constexpr const char* names[] = {"bf16", "fp8_block", "mxfp4", "nvfp4", "mxfp8"};
-  return std::string(names[static_cast<int>(info.param)]);
-});
+  return names[static_cast<int>(kind.param)];
+}
+INSTANTIATE_TEST_SUITE_P(All, OrderedKinds, ::testing::ValuesIn(heddle::testing::all_kinds), name_of);
 
 void set_scale(OwnedWeights& weights, int row, int group, int code) {
   const int groups = static_cast<int>(weights.scales.size()) / weights.view.rows;
