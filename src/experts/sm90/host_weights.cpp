@@ -14,20 +14,6 @@ constexpr int block = 128;
 std::size_t size(int value) { return static_cast<std::size_t>(value); }
 int ceil_div(int value, int unit) { return (value + unit - 1) / unit; }
 
-std::size_t value_pitch(WeightKind kind, int cols) { return size(cols) * size(value_bits(kind)) / 8; }
-
-int scale_width(WeightKind kind, ScaleFormat block_scale) {
-  return kind == WeightKind::fp8_block && block_scale == ScaleFormat::f32 ? 4 : 1;
-}
-
-std::size_t scale_pitch(WeightKind kind, int cols, ScaleFormat block_scale) {
-  if (kind == WeightKind::bf16) return 0;
-  return size(ceil_div(cols, detail::scale_group(kind)) * scale_width(kind, block_scale));
-}
-
-/// How many rows of scales a matrix has.
-int scale_rows(WeightKind kind, int rows) { return kind == WeightKind::fp8_block ? ceil_div(rows, block) : rows; }
-
 void check_range(const Range& range, int limit, int unit, const char* what, const std::string& name) {
   if (range.first < 0 || range.count < 0 || range.first + range.count > limit) {
     throw InputError(fmt::format("{}: {} [{}, {}) are asked for, but the matrix has {}", name, what, range.first,
@@ -45,7 +31,7 @@ void check_range(const Range& range, int limit, int unit, const char* what, cons
 }
 
 /// The words for a fault, without where it is.
-std::string fault_text(const RowSurvey& survey) {
+std::string fault_text(WeightKind kind, const RowSurvey& survey) {
   switch (survey.fault) {
     case RowFault::none:
       break;
@@ -58,8 +44,8 @@ std::string fault_text(const RowSurvey& survey) {
     case RowFault::tensor_scale:
       return "the tensor scale is not finite, or so large that 256 times it is not; it must be below 2^120";
     case RowFault::row_span:
-      return fmt::format("the group's scale is {} binades below the largest of its row, more than one factor a row can bridge",
-                         survey.span);
+      return fmt::format("the group's scale is {} binades below the largest of its row; {}", survey.span,
+                         kind == WeightKind::mxfp4 ? "without step exponents up to 11 can be held" : "up to 124 can be held");
     case RowFault::step_span:
       return fmt::format(
           "scales of groups that are not zero differ by {} binades within 128 columns; weights are widened to e4m3, which "
@@ -102,28 +88,42 @@ void for_each_slab(const WeightPlan& plan, const Visit& visit) {
   }
 }
 
+StoredShape shape_of(const WeightMatrix& matrix) { return {matrix.kind, matrix.rows, matrix.cols, matrix.block_scale}; }
+
 StoredBytes<std::byte> target_of(StoredWeights& weights) {
-  const WeightMatrix& view = weights.view;
-  return {view.block_scale,      view.tensor_scale,
-          weights.values.data(), value_pitch(view.kind, view.cols),
-          weights.scales.data(), scale_pitch(view.kind, view.cols, view.block_scale)};
+  const StoredShape shape = shape_of(weights.view);
+  return {shape.block_scale,
+          weights.view.tensor_scale,
+          weights.values.data(),
+          shape.value_pitch(),
+          weights.scales.data(),
+          shape.scale_pitch(),
+          0,
+          0};
 }
 
 }  // namespace
+
+std::size_t StoredShape::value_pitch() const { return size(cols) * size(value_bits(kind)) / 8; }
+
+std::size_t StoredShape::scale_pitch() const {
+  if (kind == WeightKind::bf16) return 0;
+  const int width = kind == WeightKind::fp8_block && block_scale == ScaleFormat::f32 ? 4 : 1;
+  return size(ceil_div(cols, detail::scale_group(kind)) * width);
+}
+
+int StoredShape::scale_rows() const { return kind == WeightKind::fp8_block ? ceil_div(rows, block) : rows; }
 
 StoredMatrix stored_part(const WeightMatrix& matrix, const Range& rows, const Range& cols, const std::string& name) {
   const int unit = matrix.kind == WeightKind::fp8_block ? block : slab_rows;
   check_range(rows, matrix.rows, unit, "rows", name);
   check_range(cols, matrix.cols, unit, "columns", name);
-  StoredMatrix part{matrix.block_scale,   matrix.tensor_scale,
-                    matrix.values.data(), value_pitch(matrix.kind, matrix.cols),
-                    matrix.scales.data(), scale_pitch(matrix.kind, matrix.cols, matrix.block_scale),
-                    rows.first,           cols.first};
-  part.values += size(rows.first) * part.value_pitch + value_pitch(matrix.kind, cols.first);
-  if (matrix.kind != WeightKind::bf16) {
-    part.scales +=
-        size(scale_rows(matrix.kind, rows.first)) * part.scale_pitch + scale_pitch(matrix.kind, cols.first, matrix.block_scale);
-  }
+  const StoredShape shape = shape_of(matrix);
+  const StoredShape before{matrix.kind, rows.first, cols.first, matrix.block_scale};  // what is left out at the top and on the left
+  StoredMatrix part{matrix.block_scale,   matrix.tensor_scale, matrix.values.data(), shape.value_pitch(),
+                    matrix.scales.data(), shape.scale_pitch(), rows.first,           cols.first};
+  part.values += size(rows.first) * shape.value_pitch() + before.value_pitch();
+  if (matrix.kind != WeightKind::bf16) part.scales += size(before.scale_rows()) * shape.scale_pitch() + before.scale_pitch();
   return part;
 }
 
@@ -133,7 +133,7 @@ void throw_row_fault(const WeightPlan& plan, const WeightSource& source, int row
   const int half = WeightPlan::half_of(row);
   const StoredMatrix& matrix = source.half[half];
   throw InputError(fmt::format("{}, row {}, column {}: {}", names[half], matrix.first_row + plan.source_row(row),
-                               matrix.first_col + survey.column, fault_text(survey)));
+                               matrix.first_col + survey.column, fault_text(plan.kind, survey)));
 }
 
 OrderedWeights order_weights(const WeightPlan& plan, const WeightSource& source, const std::string (&names)[2]) {
@@ -157,16 +157,15 @@ OrderedWeights order_weights(const WeightPlan& plan, const WeightSource& source,
   return ordered;
 }
 
-StoredWeights::StoredWeights(WeightKind kind, int rows, int cols, ScaleFormat block_scale)
-    : values(size(rows) * value_pitch(kind, cols)),
-      scales(size(scale_rows(kind, rows)) * scale_pitch(kind, cols, block_scale)),
-      view{kind, rows, cols, values, scales, block_scale, 1.0f} {}
+StoredWeights::StoredWeights(const StoredShape& shape)
+    : values(shape.value_bytes()), scales(shape.scale_bytes()), view{shape.kind, shape.rows,        shape.cols, values,
+                                                                     scales,     shape.block_scale, 1.0f} {}
 
 std::vector<StoredWeights> restore_weights(const WeightPlan& plan, const std::byte* chunks, const float* row_scales,
                                            ScaleFormat block_scale) {
   std::vector<StoredWeights> stored;
   for (int i = 0; i < (plan.paired ? 2 : 1); ++i) {
-    stored.emplace_back(plan.kind, plan.paired ? plan.rows / 2 : plan.rows, plan.cols, block_scale);
+    stored.emplace_back(StoredShape{plan.kind, plan.paired ? plan.rows / 2 : plan.rows, plan.cols, block_scale});
     // Row 0 and row 8 of the first slab are rows of the two halves.
     if (plan.kind == WeightKind::nvfp4) stored.back().view.tensor_scale = row_scales[8 * i] / 256.0f;
   }

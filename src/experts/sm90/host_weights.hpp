@@ -19,6 +19,20 @@ struct Range {
   int count = 0;
 };
 
+/// The sizes of a stored matrix whose rows follow each other, as WeightMatrix wants them.
+struct StoredShape {
+  WeightKind kind = WeightKind::bf16;
+  int rows = 0;
+  int cols = 0;
+  ScaleFormat block_scale = ScaleFormat::f32;  ///< fp8_block
+
+  std::size_t value_pitch() const;  ///< bytes of a row
+  std::size_t scale_pitch() const;  ///< bytes of a row of scales
+  int scale_rows() const;
+  std::size_t value_bytes() const { return static_cast<std::size_t>(rows) * value_pitch(); }
+  std::size_t scale_bytes() const { return static_cast<std::size_t>(scale_rows()) * scale_pitch(); }
+};
+
 /// A part of a matrix, as a view. Throws InputError, with `name`, unless both ranges are inside, in multiples of 64, and begin
 /// where a scale block does (fp8_block: at a multiple of 128).
 StoredMatrix stored_part(const WeightMatrix& matrix, const Range& rows, const Range& cols, const std::string& name);
@@ -44,7 +58,7 @@ struct StoredWeights {
   WeightMatrix view;  ///< of both vectors; moving the object keeps it right
 
   StoredWeights() = default;
-  StoredWeights(WeightKind kind, int rows, int cols, ScaleFormat block_scale);
+  explicit StoredWeights(const StoredShape& shape);
   StoredWeights(StoredWeights&&) = default;
   StoredWeights& operator=(StoredWeights&&) = default;
 };
