@@ -69,11 +69,11 @@ struct Sources {
 class Stage {
  public:
   /// An expert's three matrices of this shape.
-  Stage(const StoredShape& gate, const StoredShape& down, const WeightPlan& gate_up_plan, const WeightPlan& down_plan,
+  Stage(const StoredShape& gate_shape, const StoredShape& down_shape, const WeightPlan& gate_up_plan, const WeightPlan& down_plan,
         cudaStream_t stream)
-      : gate_(gate), down_(down), stream_(stream) {
-    const std::size_t places[] = {take(gate.value_bytes()), take(gate.scale_bytes()), take(gate.value_bytes()),
-                                  take(gate.scale_bytes()), take(down.value_bytes()), take(down.scale_bytes())};
+      : gate_shape_(gate_shape), down_shape_(down_shape), stream_(stream) {
+    const std::size_t places[] = {take(gate_shape.value_bytes()), take(gate_shape.scale_bytes()), take(gate_shape.value_bytes()),
+                                  take(gate_shape.scale_bytes()), take(down_shape.value_bytes()), take(down_shape.scale_bytes())};
     const std::size_t row_scales[] = {take(size(gate_up_plan.row_scales()) * sizeof(float)),
                                       take(size(down_plan.row_scales()) * sizeof(float))};
     const std::size_t faults = take(2 * sizeof(unsigned));
@@ -90,9 +90,9 @@ class Stage {
 
   /// Copies an expert's stored bytes here. The host may still be read until the stream is waited for.
   void upload(const Sources& host) {
-    gate_up = {{copy(host.gate_up.half[0], gate_, 0), copy(host.gate_up.half[1], gate_, 2)}};
-    const StoredMatrix lowered = copy(host.down.half[0], down_, 4);
-    down = {{lowered, lowered}};
+    gate_up = {{copy(host.gate_up.half[0], gate_shape_, 0), copy(host.gate_up.half[1], gate_shape_, 2)}};
+    const StoredMatrix one = copy(host.down.half[0], down_shape_, 4);
+    down = {{one, one}};
   }
 
   WeightSource gate_up;  ///< in device memory, as uploaded
@@ -125,8 +125,8 @@ class Stage {
     return here;
   }
 
-  StoredShape gate_;
-  StoredShape down_;
+  StoredShape gate_shape_;
+  StoredShape down_shape_;
   cudaStream_t stream_;
   std::size_t bytes_ = 0;
   std::byte* memory_ = nullptr;

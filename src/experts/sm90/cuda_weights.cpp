@@ -75,8 +75,8 @@ struct DeviceWeights::Impl {
   int hidden = 0;
   int whole = 0;  ///< intermediate size of the layer
   int count = 0;
-  StoredShape gate;  ///< of this rank's slice; up is alike
-  StoredShape lowered;
+  StoredShape gate_shape;  ///< of this rank's slice; up is alike
+  StoredShape down_shape;
   std::unique_ptr<Matrix> gate_up;
   std::unique_ptr<Matrix> down;
   WeightReport report;
@@ -88,9 +88,15 @@ struct DeviceWeights::Impl {
                                    hidden, whole, slab_rows));
     }
     if (options.slice.count == 0) options.slice.count = whole - options.slice.first;
+    if (options.slice.first < 0 || options.slice.count < slab_rows || options.slice.count % slab_rows != 0 ||
+        options.slice.first + options.slice.count > whole) {
+      throw InputError(
+          fmt::format("a slice of {} of the intermediate size {} beginning at {}: it must lie inside and be a multiple of {}",
+                      options.slice.count, whole, options.slice.first, slab_rows));
+    }
     const WeightMatrix first = experts.empty() ? WeightMatrix{} : experts[0].gate;
-    gate = {first.kind, options.slice.count, hidden, first.block_scale};
-    lowered = {first.kind, hidden, options.slice.count, first.block_scale};
+    gate_shape = {first.kind, options.slice.count, hidden, first.block_scale};
+    down_shape = {first.kind, hidden, options.slice.count, first.block_scale};
     std::vector<Sources> sources;
     for (int expert = 0; expert < count; ++expert) sources.push_back(checked(expert, experts[size(expert)]));
 
@@ -111,7 +117,7 @@ struct DeviceWeights::Impl {
   /// An expert's matrices as sources, checked in everything that does not take looking at values.
   Sources checked(int expert, const ExpertWeights& weights) const {
     const auto name = [&](const char* matrix) { return fmt::format("expert {}, {}", expert, matrix); };
-    const WeightMatrix like{gate.kind, 0, 0, {}, {}, gate.block_scale, 1.0f};
+    const WeightMatrix like{gate_shape.kind, 0, 0, {}, {}, gate_shape.block_scale, 1.0f};
     const auto check_one = [&](const WeightMatrix& matrix, int rows, int cols, const std::string& what) {
       check_same(matrix, like, what);
       check_weights(matrix, rows, cols, what);
@@ -120,21 +126,22 @@ struct DeviceWeights::Impl {
     check_one(weights.up, whole, hidden, name("up"));
     check_one(weights.down, hidden, whole, name("down"));
     const Range all{0, hidden};
-    const StoredMatrix lowering = stored_part(weights.down, all, options.slice, name("down"));
+    const StoredMatrix down_part = stored_part(weights.down, all, options.slice, name("down"));
     return {
         {{stored_part(weights.gate, options.slice, all, name("gate")), stored_part(weights.up, options.slice, all, name("up"))}},
-        {{lowering, lowering}},
+        {{down_part, down_part}},
         {name("gate"), name("up")},
         {name("down"), name("down")}};
   }
 
-  Stage stage(cudaStream_t stream) const { return Stage(gate, lowered, gate_up->view.plan, down->view.plan, stream); }
+  Stage stage(cudaStream_t stream) const { return Stage(gate_shape, down_shape, gate_up->view.plan, down->view.plan, stream); }
 
   void upload_and_survey(Stage& stage, const Sources& sources, unsigned* faults, cudaStream_t stream) {
     stage.upload(sources);
     check(launch_survey(gate_up->view.plan, stage.gate_up, stage.gate_up_row_scales(), faults, stream), "survey of gate and up");
     check(launch_survey(down->view.plan, stage.down, stage.down_row_scales(), faults + 1, stream), "survey of down");
-    report.stored_bytes += 2 * (gate.value_bytes() + gate.scale_bytes()) + lowered.value_bytes() + lowered.scale_bytes();
+    report.stored_bytes +=
+        2 * (gate_shape.value_bytes() + gate_shape.scale_bytes()) + down_shape.value_bytes() + down_shape.scale_bytes();
     ++report.experts;
   }
 
@@ -214,7 +221,7 @@ struct DeviceWeights::Impl {
             "reading weights back");
     }
     check(cudaStreamSynchronize(stream), "reading weights back");
-    return restore_weights(plan, chunks.data(), row_scales.data(), gate.block_scale);
+    return restore_weights(plan, chunks.data(), row_scales.data(), gate_shape.block_scale);
   }
 
   void check_expert(int expert) const {
