@@ -62,6 +62,23 @@ HEDDLE_HOST_DEVICE constexpr SlabShape slab_shape(WeightKind kind) {
   return {Operand::bf16, 64, 4, 4, 0, false};
 }
 
+/// Calls work.operator()<kind>().
+template <class Work>
+void with_kind(WeightKind kind, const Work& work) {
+  switch (kind) {
+    case WeightKind::bf16:
+      return work.template operator()<WeightKind::bf16>();
+    case WeightKind::fp8_block:
+      return work.template operator()<WeightKind::fp8_block>();
+    case WeightKind::mxfp4:
+      return work.template operator()<WeightKind::mxfp4>();
+    case WeightKind::nvfp4:
+      return work.template operator()<WeightKind::nvfp4>();
+    case WeightKind::mxfp8:
+      return work.template operator()<WeightKind::mxfp8>();
+  }
+}
+
 /// The row of the slab that a thread's registers a[i] with i & 1 == half belong to.
 HEDDLE_HOST_DEVICE constexpr int slab_row(int thread, int half) { return thread / 32 * 16 + thread % 32 / 4 + 8 * half; }
 
@@ -127,6 +144,16 @@ struct WeightPlan {
   HEDDLE_HOST_DEVICE constexpr int data_offset(int slab) const { return slab * shape().data_bytes(); }
   HEDDLE_HOST_DEVICE constexpr int scales_offset(int slab_count, int slab) const {
     return slab_count * shape().data_bytes() + slab * scale_bytes();
+  }
+
+  /// From the first chunk, of slab number `slab` of the matrix.
+  HEDDLE_HOST_DEVICE constexpr std::size_t slab_data(int slab, int step) const {
+    const int tile = slab / tile_slabs;
+    return chunk_offset(tile, step) + static_cast<std::size_t>(data_offset(slab % tile_slabs));
+  }
+  HEDDLE_HOST_DEVICE constexpr std::size_t slab_scales(int slab, int step) const {
+    const int tile = slab / tile_slabs;
+    return chunk_offset(tile, step) + static_cast<std::size_t>(scales_offset(slabs_of(tile), slab % tile_slabs));
   }
 
   /// f32 factors beside the chunks, by slab row (64 * slab + row of the slab); 0 for kinds without.

@@ -8,7 +8,7 @@
 
 #include "experts/sm90/weight_order.hpp"
 
-#if defined(__CUDACC__)
+#if defined(__CUDA_ARCH__)
 #define HEDDLE_UNROLL _Pragma("unroll")
 #else
 #define HEDDLE_UNROLL
