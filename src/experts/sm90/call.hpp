@@ -50,14 +50,6 @@ struct TokenRows {
   RowMap map;
 };
 
-/// The weights of all experts, in the order of weight_order.hpp.
-struct WeightTiles {
-  WeightPlan plan;
-  const std::byte* chunks = nullptr;
-  std::size_t expert_bytes = 0;
-  const float* row_scales = nullptr;  ///< [experts, slabs, 64], null where the kind has none
-};
-
 /// Sums rounded to bf16 and stored by token.
 struct ResultStore {
   bf16* values = nullptr;
@@ -81,7 +73,7 @@ struct ActivatedStore {
 
 /// One grouped product: for every expert its rows times its weights.
 struct ProductCall {
-  WeightTiles weights;
+  OrderedMatrix weights;
   TokenRows tokens;
   const int* counts = nullptr;  ///< rows by expert, device memory
   int experts = 0;

@@ -25,7 +25,7 @@ __device__ void for_tasks(const TaskList& tasks, const Work& work) {
 
 /// Streams the chunks of every task, a stage a bulk copy. By one thread.
 template <class Shape>
-__device__ void load_weights(Shared<Shape>& shared, const WeightTiles& weights, const TaskList& tasks) {
+__device__ void load_weights(Shared<Shape>& shared, const OrderedMatrix& weights, const TaskList& tasks) {
   RingPosition<Shape::weight_stages> at;
   const int stages = weights.plan.steps() / Shape::parts;
   for_tasks(tasks, [&](const Task& task) {

@@ -48,21 +48,19 @@ __device__ void list_tasks(Shared<Shape>& shared, const ProductCall& call) {
 
 /// A weight row's own scale, by slab of this warpgroup.
 template <class Shape>
-__device__ void read_row_scales(const WeightTiles& weights, const Task& task, const MathThread& me,
+__device__ void read_row_scales(const OrderedMatrix& weights, const Task& task, const MathThread& me,
                                 RowPair (&scales)[Shape::slabs]) {
 #pragma unroll
   for (int slab = 0; slab < Shape::slabs; ++slab) {
     const int number = min(task.tile * tile_slabs + me.first_slab + slab, weights.plan.slabs() - 1);
-    const float* rows = weights.row_scales +
-                        static_cast<std::size_t>(task.expert) * static_cast<std::size_t>(weights.plan.row_scales()) +
-                        number * slab_rows;
+    const float* rows = weights.row_scales_of(task.expert) + number * slab_rows;
     scales[slab] = {rows[slab_row(me.thread, 0)], rows[slab_row(me.thread, 1)]};
   }
 }
 
 /// Powers of two a weight row, which were left to the end.
 template <class Shape, int tokens>
-__device__ void scale_sums(const WeightTiles& weights, const Task& task, const MathThread& me, Sums<Shape, tokens>& sums) {
+__device__ void scale_sums(const OrderedMatrix& weights, const Task& task, const MathThread& me, Sums<Shape, tokens>& sums) {
   RowPair scales[Shape::slabs];
   read_row_scales<Shape>(weights, task, me, scales);
 #pragma unroll

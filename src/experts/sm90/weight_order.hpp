@@ -166,4 +166,19 @@ struct WeightPlan {
   }
 };
 
+/// One matrix of every expert, as kernels get it.
+struct OrderedMatrix {
+  WeightPlan plan;
+  const std::byte* chunks = nullptr;  ///< of expert 0, 256-byte aligned
+  std::size_t expert_stride = 0;      ///< bytes from an expert's chunks to the next one's, a multiple of 256
+  const float* row_scales = nullptr;  ///< [experts, plan.row_scales()]; null where the kind has none
+
+  HEDDLE_HOST_DEVICE const std::byte* chunk(int expert, int tile, int step) const {
+    return chunks + static_cast<std::size_t>(expert) * expert_stride + plan.chunk_offset(tile, step);
+  }
+  HEDDLE_HOST_DEVICE const float* row_scales_of(int expert) const {
+    return row_scales + static_cast<std::size_t>(expert) * static_cast<std::size_t>(plan.row_scales());
+  }
+};
+
 }  // namespace heddle::sm90
