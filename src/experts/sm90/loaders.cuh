@@ -30,8 +30,7 @@ __device__ void load_weights(Shared<Shape>& shared, const OrderedMatrix& weights
   const int stages = weights.plan.steps() / Shape::parts;
   for_tasks(tasks, [&](const Task& task) {
     const int bytes = Shape::parts * weights.plan.chunk_bytes(task.tile);
-    const std::byte* from =
-        weights.chunks + static_cast<std::size_t>(task.expert) * weights.expert_bytes + weights.plan.chunk_offset(task.tile, 0);
+    const std::byte* from = weights.chunk(task.expert, task.tile, 0);
     for (int stage = 0; stage < stages; ++stage) {
       shared.weight_ring.wait_empty(at);
       shared.weight_ring.expect(at, bytes);
