@@ -6,5 +6,7 @@
 namespace heddle::tool {
 
 void add_bench(CLI::App& app, int& status);
+/// A subcommand of bench. `status` becomes 1 where results are wrong.
+void add_bench_experts(CLI::App& bench, int& status);
 
 }  // namespace heddle::tool

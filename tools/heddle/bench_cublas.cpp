@@ -87,6 +87,16 @@ void check(cublasStatus_t status, const char* what) {
 // The library's matrices are column-major: the row-major result [rows, columns] is its columns x rows, weights^T times tokens.
 struct CublasDense::Impl {
   Impl(bool fp8, int rows, int columns, int cols) {
+    try {
+      prepare(fp8, rows, columns, cols);
+    } catch (...) {
+      release();
+      throw;
+    }
+  }
+  ~Impl() { release(); }
+
+  void prepare(bool fp8, int rows, int columns, int cols) {
     const Library& lt = library();
     check(lt.create(&handle), "handle");
     check(lt.create_product(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "product");
@@ -111,13 +121,13 @@ struct CublasDense::Impl {
     if (found == 0) throw InputError("cuBLASLt has no algorithm for this shape");
     cuda::check(cudaMalloc(&workspace, workspace_bytes), "cuBLASLt's workspace");
   }
-  ~Impl() { release(); }
 
   template <class Value>
   void set(cublasLtMatmulDescAttributes_t attribute, Value value) {
     check(library().set_product(product, attribute, &value, sizeof value), "product");
   }
   void release() {
+    if (handle == nullptr) return;  // nothing was made, perhaps for want of a library
     const Library& lt = library();
     cudaFree(workspace);
     if (preference != nullptr) lt.destroy_preference(preference);
@@ -125,7 +135,7 @@ struct CublasDense::Impl {
       if (layout != nullptr) lt.destroy_layout(layout);
     }
     if (product != nullptr) lt.destroy_product(product);
-    if (handle != nullptr) lt.destroy(handle);
+    lt.destroy(handle);
   }
 
   cublasLtHandle_t handle = nullptr;

@@ -130,7 +130,7 @@ void bench_exchange(const BenchArguments& arguments) {
 
 }  // namespace
 
-void add_bench(CLI::App& app, int&) {
+void add_bench(CLI::App& app, int& status) {
   auto* command = app.add_subcommand("bench", "measure on the GPUs of this machine");
   command->require_subcommand(1);
   auto a = std::make_shared<BenchArguments>();
@@ -139,6 +139,7 @@ void add_bench(CLI::App& app, int&) {
   add_how(*exchange, *a);
   add_studies(*exchange, *a);
   exchange->callback([a] { bench_exchange(*a); });
+  add_bench_experts(*command, status);
 }
 
 }  // namespace heddle::tool
