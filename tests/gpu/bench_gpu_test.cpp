@@ -1,18 +1,16 @@
 // `heddle bench exchange` from outside: what it refuses (no GPU needed), and that every table and the JSON are complete and add up.
-// The command is the one beside this program's folder, or in it, or HEDDLE_COMMAND.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "gpu/bench_command.hpp"
 #include "gpu/device_run.hpp"
 
 namespace heddle {
@@ -21,32 +19,10 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-fs::path command() {
-  if (const char* given = std::getenv("HEDDLE_COMMAND")) return given;
-  const fs::path here = fs::read_symlink("/proc/self/exe").parent_path();
-  return fs::exists(here.parent_path() / "heddle") ? here.parent_path() / "heddle" : here / "heddle";
-}
-
-struct Ran {
-  int status = -1;
-  std::string text;  ///< standard output and error
-};
-
-Ran bench(const std::string& arguments) {
-  Ran ran;
-  FILE* pipe = popen(fmt::format("'{}' bench exchange {} 2>&1", command().string(), arguments).c_str(), "r");
-  if (pipe == nullptr) return ran;
-  std::array<char, 4096> part;
-  while (std::fgets(part.data(), static_cast<int>(part.size()), pipe) != nullptr) ran.text += part.data();
-  const int status = pclose(pipe);
-  ran.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return ran;
-}
-
 class BenchGpu : public testing::Test {
  protected:
   void SetUp() override {
-    if (!fs::exists(command())) GTEST_SKIP() << "the command is not at " << command();
+    if (!fs::exists(bench_command())) GTEST_SKIP() << "the command is not at " << bench_command();
   }
   void TearDown() override { fs::remove(file_); }
 
@@ -54,6 +30,7 @@ class BenchGpu : public testing::Test {
   Json run(const std::string& arguments, int hidden = 256) {
     const int ranks = std::max(2, gpus_here());
     const Ran ran = bench(
+        "exchange",
         fmt::format("--ranks {} --gpus {} --hidden {} --experts 12 --topk 3 --replays 3 --round-trips 2 --commit abc --json {} {}",
                     ranks, gpus_here(), hidden, file_.string(), arguments));
     EXPECT_EQ(ran.status, 0) << ran.text;
@@ -79,7 +56,7 @@ TEST_F(BenchGpu, RefusesByName) {
                                                          {"--overlap-sms 4", "--overlap"},
                                                          {"--replays 0", "--replays"}}};
   for (const auto& [arguments, part] : cases) {
-    const Ran ran = bench(arguments);
+    const Ran ran = bench("exchange", arguments);
     EXPECT_EQ(ran.status, 2) << arguments << "\n" << ran.text;
     EXPECT_NE(ran.text.find(part), std::string::npos) << arguments << "\nshould name " << part << ": " << ran.text;
   }

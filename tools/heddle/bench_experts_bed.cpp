@@ -21,6 +21,8 @@ using cuda::check;
 
 /// Three times the L2 of an H200.
 constexpr double evicting_bytes = 180e6;
+/// Small matrices are not multiplied without end: their weights may be found in the L2.
+constexpr int most_layers = 32;
 constexpr int most_samples = 64;
 
 std::size_t size(int value) { return static_cast<std::size_t>(value); }
@@ -82,7 +84,7 @@ ProductBed::ProductBed(Lanes& lanes, const ProductShape& shape, int most_rows, s
   const int device = lanes.device(0);
   sm90::prepare_products(shape.kind);
   layers_.push_back(std::make_unique<Layer>(shape, device));
-  const int wanted = std::max(2, static_cast<int>(std::ceil(evicting_bytes / (expert_bytes() * shape.experts))));
+  const int wanted = std::clamp(static_cast<int>(std::ceil(evicting_bytes / (expert_bytes() * shape.experts))), 2, most_layers);
   while (layers() < wanted) layers_.push_back(std::make_unique<Layer>(shape, device));
   for (int layer = 0; layer < wanted; ++layer) draw_layer(*layers_[size(layer)], 4 * seed + 16 * static_cast<unsigned>(layer));
 

@@ -138,7 +138,7 @@ void ExpertsRun::own(ProductBed& bed, const Floor& floor, const std::string& pro
         under_way_ = label;
         const auto samples = time(calls_of(bed, floor.us()), a_.replays, queue);
         report(entry, label, bed, samples, bed.counts().touched() * bed.expert_bytes(), floor);
-        if (blocks == rule && ctas == lanes_.sms())
+        if (blocks == rule && (a_.ctas.empty() || ctas == a_.ctas.front()))
           touched_.push_back({product, bed.counts().most(), bed.counts().touched(), median(samples)});
       });
     }

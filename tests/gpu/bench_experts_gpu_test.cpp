@@ -1,0 +1,115 @@
+// `heddle bench experts` from outside: what it refuses (no GPU needed), and that a small run measures everything it says and finds
+// all results right.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "gpu/bench_command.hpp"
+#include "gpu/device_run.hpp"
+
+namespace heddle {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+class BenchExpertsGpu : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!fs::exists(bench_command())) GTEST_SKIP() << "the command is not at " << bench_command();
+  }
+  void TearDown() override { fs::remove(file_); }
+
+  /// A small run; its JSON, null if it failed.
+  Json run(const std::string& arguments) {
+    const Ran ran = bench("experts", fmt::format("--shape 384x256 --experts 4 --replays 2 --calls 2 --commit abc --json {} {}",
+                                                 file_.string(), arguments));
+    EXPECT_EQ(ran.status, 0) << ran.text;
+    if (!fs::exists(file_)) return nullptr;
+    std::ifstream stream(file_);
+    Json object = Json::parse(stream);
+    EXPECT_EQ(object["commit"], "abc");
+    EXPECT_EQ(object.count("failed"), 0u) << object["failed"];
+    EXPECT_GT(object["launch"]["empty_us"].get<double>(), 0.0);
+    return object;
+  }
+
+  fs::path file_ = fs::temp_directory_path() / ("heddle_bench_experts_" + std::to_string(getpid()) + ".json");
+};
+
+TEST_F(BenchExpertsGpu, RefusesByName) {
+  const std::array<std::array<const char*, 2>, 14> cases{
+      {{"--shape v5", "--shape does not know 'v5'"},
+       {"--shape 4096x100", "--shape 4096x100: both sizes are multiples of 128"},
+       {"--weights fp7", "--weights does not know 'fp7'"},
+       {"--product gemm3", "--product does not know 'gemm3'"},
+       {"--blocks huge", "--blocks does not know 'huge'; it takes small, large, auto"},
+       {"--peer mkl", "--peer does not know 'mkl'"},
+       {"--rows 4,0", "--rows 0: at least 1 is needed"},
+       {"--rows 40000", "--rows 40000: 32 experts take at most 32768"},
+       {"--touched 33", "--touched 33: there are 32 experts"},
+       {"--ctas 132,0", "--ctas 0: at least 1 is needed"},
+       {"--experts 1025", "--experts 1025: the engine takes at most 1024"},
+       {"--replays 0", "--replays 0"},
+       {"--tokens 64", "--trace"},
+       {"--trace nowhere.npy", "nowhere.npy"}}};
+  for (const auto& [arguments, part] : cases) {
+    const Ran ran = bench("experts", arguments);
+    EXPECT_EQ(ran.status, 2) << arguments << "\n" << ran.text;
+    EXPECT_NE(ran.text.find(part), std::string::npos) << arguments << "\nshould name " << part << ": " << ran.text;
+  }
+}
+
+TEST_F(BenchExpertsGpu, EveryProductOfEveryKindIsRight) {
+  SKIP_WITHOUT_GPU();
+  const Json object = run("--rows 3,70");
+  if (object.is_null()) return;
+  std::map<std::string, int> lines;
+  for (const Json& row : object["rows"]) {
+    SCOPED_TRACE(row.dump().substr(0, 300));
+    const std::string by = row["by"];
+    ++lines[by];
+    if (by == "cublaslt" && row.count("failed") == 1) {
+      std::printf("not measured: %s\n", row["failed"].get<std::string>().c_str());
+      continue;
+    }
+    ASSERT_EQ(row.count("failed"), 0u);
+    ASSERT_EQ(row.count("wrong"), 0u);
+    EXPECT_EQ(row["samples_us"].size(), 2u);
+    for (const char* field : {"median_us", "tflops", "weight_gbps", "floor_us", "share_of_floor"})
+      EXPECT_GT(row[field].get<double>(), 0.0) << field;
+    EXPECT_EQ(row["rows"].get<int>(), 4 * row["most_rows"].get<int>());
+    if (by == "small" || by == "large") {
+      EXPECT_EQ(row["rule"].get<bool>(), (by == "small") == (row["most_rows"] == 3));
+    }
+  }
+  // Five kinds, three products, two counts; CUTLASS beside fp8_block, cuBLASLt beside that and bf16, in both GEMMs.
+  const std::map<std::string, int> wanted{{"small", 30}, {"large", 30}, {"cutlass", 4}, {"cublaslt", 8}};
+  EXPECT_EQ(lines, wanted);
+}
+
+TEST_F(BenchExpertsGpu, FewTouchedExpertsAndFewerCtas) {
+  SKIP_WITHOUT_GPU();
+  const Json object = run("--weights mxfp4 --product gemm2 --blocks auto --touched 1,2,4 --rows 2,40 --ctas 7");
+  if (object.is_null()) return;
+  EXPECT_EQ(object["rows"].size(), 6u);
+  for (const Json& row : object["rows"]) {
+    SCOPED_TRACE(row.dump().substr(0, 300));
+    ASSERT_EQ(row.count("wrong"), 0u);
+    EXPECT_EQ(row["ctas"], 7);
+    EXPECT_TRUE(row["rule"].get<bool>());
+    EXPECT_EQ(row["rows"].get<int>(), row["touched"].get<int>() * row["most_rows"].get<int>());
+  }
+  EXPECT_EQ(object["touched"].size(), 2u) << "one for each number of rows";
+}
+
+}  // namespace
+}  // namespace heddle
