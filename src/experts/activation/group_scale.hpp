@@ -19,23 +19,28 @@ HEDDLE_HOST_DEVICE inline float fused_multiply_add(float a, float b, float c) {
 #endif
 }
 
-/// 1 / value within half a unit of the last place and a little, for a value whose reciprocal is a normal number.
-HEDDLE_HOST_DEVICE inline float reciprocal(float value) {
+/// 1 / value within a unit of the last place, for a value whose reciprocal is a normal number.
+HEDDLE_HOST_DEVICE inline float rough_reciprocal(float value) {
 #if defined(__CUDA_ARCH__)
   float rough;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(rough) : "f"(value));
-  return fused_multiply_add(rough, fused_multiply_add(-value, rough, 1.0f), rough);
+  return rough;
 #else
   return 1.0f / value;
 #endif
 }
+/// The same within half a unit and a little.
+HEDDLE_HOST_DEVICE inline float reciprocal(float value) {
+  const float rough = rough_reciprocal(value);
+  return fused_multiply_add(rough, fused_multiply_add(-value, rough, 1.0f), rough);
+}
 
-/// a / b correctly rounded, given reciprocal(b), where neither the quotient nor its remainders are subnormal or overflow:
-/// two corrections by the exact remainder. It loses the sign of zero.
+/// a / b for b > 0, given about 1 / b, where neither the quotient nor the remainder is subnormal or overflows: a first
+/// quotient, corrected by its exact remainder. It is the correctly rounded one, but for one in millions that lies all but in
+/// the middle between two numbers. Zero keeps its sign.
 HEDDLE_HOST_DEVICE inline float divide_by_reciprocal(float a, float b, float reciprocal_of_b) {
-  float quotient = a * reciprocal_of_b;
-  quotient = fused_multiply_add(reciprocal_of_b, fused_multiply_add(-b, quotient, a), quotient);
-  return fused_multiply_add(reciprocal_of_b, fused_multiply_add(-b, quotient, a), quotient);
+  const float quotient = a * reciprocal_of_b;
+  return fused_multiply_add(-reciprocal_of_b, fused_multiply_add(b, quotient, -a), quotient);
 }
 }  // namespace detail
 
@@ -73,11 +78,8 @@ struct GroupScale<ScaleFormat::f32> {
     const float scale = finite ? exact : float_from_bits(0x7FC00000u);
     return {scale, detail::reciprocal(scale)};
   }
-  /// A quotient too small to be correctly rounded is far below the least code, so only its sign counts, which is the value's.
-  HEDDLE_HOST_DEVICE float quotient(float value) const {
-    const float magnitude = detail::divide_by_reciprocal(value, scale, inverse);
-    return float_from_bits((float_bits(magnitude) & 0x7FFFFFFFu) | (float_bits(value) & 0x80000000u));
-  }
+  /// What the code is rounded from. A quotient too small to be right is far below the least code; only its sign counts.
+  HEDDLE_HOST_DEVICE float quotient(float value) const { return detail::divide_by_reciprocal(value, scale, inverse); }
 };
 
 }  // namespace heddle

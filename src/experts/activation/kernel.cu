@@ -70,15 +70,6 @@ struct Loaded {
   float weight;
 };
 
-__device__ inline void widen(const uint4& pairs, float (&values)[8]) {
-  const std::uint32_t words[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    values[2 * i] = float_from_bits(words[i] << 16);
-    values[2 * i + 1] = float_from_bits(words[i] & 0xFFFF0000u);
-  }
-}
-
 /// The largest of the lanes that hold a group: 16 of 128 values, 4 of 32.
 __device__ inline float largest_of_group(float largest, int group) {
   largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, 1));
@@ -96,25 +87,26 @@ class Columns {
  public:
   /// Lanes whose columns do not exist read others' and write nothing.
   __device__ Columns(const ActivationCall& call, int column)
-      : call_(call), there_(column < call.intermediate), column_(there_ ? column : 0) {
-    const int group = column_ / call.group;
-    speaks_ = there_ && column_ % call.group == 0;
+      : call_(call), there_(column < call.intermediate), column_(static_cast<unsigned>(there_ ? column : 0)) {
+    const int group = (there_ ? column : 0) / call.group;
+    speaks_ = there_ && column % call.group == 0;
+    row_stride_ = static_cast<unsigned>(call.scale_layout.row_stride());
     scale_at_ = call.scales + call.scale_layout.group_offset(group);
     zeros_ = call.scale_layout.zeros_behind(group);
   }
 
   __device__ Loaded load(int place) const {
-    const std::byte* row = call_.gate_up + static_cast<std::size_t>(place) * (4u * static_cast<unsigned>(call_.intermediate));
+    const std::byte* row = call_.gate_up + row_offset(place, 2 * static_cast<unsigned>(sizeof(bf16)));
     return {*reinterpret_cast<const uint4*>(row + 2 * column_),
-            *reinterpret_cast<const uint4*>(row + 2 * call_.intermediate + 2 * column_),
+            *reinterpret_cast<const uint4*>(row + 2 * static_cast<unsigned>(call_.intermediate) + 2 * column_),
             call_.weights == nullptr ? 1.0f : call_.weights[place]};
   }
 
   __device__ void compute(const Loaded& loaded, int place) const {
-    float gates[8], ups[8], values[8];
-    widen(loaded.gates, gates);
-    widen(loaded.ups, ups);
-    activate(gates, ups, call_.limit, loaded.weight, values);
+    float values[8];
+    // Four and four: a thread that computes all eight side by side needs more registers than it is worth.
+    activate_four(loaded.gates.x, loaded.gates.y, loaded.ups.x, loaded.ups.y, loaded.weight, values);
+    activate_four(loaded.gates.z, loaded.gates.w, loaded.ups.z, loaded.ups.w, loaded.weight, values + 4);
     if constexpr (format == Activation::bf16) {
       store_bf16(values, place);
     } else {
@@ -123,9 +115,22 @@ class Columns {
   }
 
  private:
+  /// Where a row of D values of so many bytes begins.
+  __device__ std::uint64_t row_offset(int place, unsigned bytes) const {
+    return static_cast<std::uint64_t>(static_cast<unsigned>(place)) * (bytes * static_cast<unsigned>(call_.intermediate));
+  }
+  __device__ void activate_four(std::uint32_t gate01, std::uint32_t gate23, std::uint32_t up01, std::uint32_t up23, float weight,
+                                float* to) const {
+    std::uint32_t gates[2] = {gate01, gate23}, ups[2] = {up01, up23};
+    float values[4];
+    activate(gates, ups, call_.clamp, weight, values);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[i] = values[i];
+  }
+
   __device__ void store_bf16(const float (&values)[8], int place) const {
     if (!there_) return;
-    std::byte* row = call_.values + static_cast<std::size_t>(place) * (2u * static_cast<unsigned>(call_.intermediate));
+    std::byte* row = call_.values + row_offset(place, sizeof(bf16));
     *reinterpret_cast<uint4*>(row + 2 * column_) =
         make_uint4(ptx::to_bf16_pair(values[0], values[1]), ptx::to_bf16_pair(values[2], values[3]),
                    ptx::to_bf16_pair(values[4], values[5]), ptx::to_bf16_pair(values[6], values[7]));
@@ -140,10 +145,10 @@ class Columns {
       return codes_of_pair(scale, values[i], values[i + 1]) | codes_of_pair(scale, values[i + 2], values[i + 3]) << 16;
     };
     if (there_) {
-      std::byte* row = call_.values + static_cast<std::size_t>(place) * static_cast<unsigned>(call_.intermediate);
+      std::byte* row = call_.values + row_offset(place, 1);
       *reinterpret_cast<uint2*>(row + column_) = make_uint2(four(0), four(4));
     }
-    if (speaks_) store_scale(scale, scale_at_ + static_cast<std::size_t>(place) * call_.scale_layout.row_stride());
+    if (speaks_) store_scale(scale, scale_at_ + static_cast<std::uint64_t>(static_cast<unsigned>(place)) * row_stride_);
   }
   __device__ void store_scale(const GroupScale<scale_format>& scale, std::byte* to) const {
     if constexpr (scale_format == ScaleFormat::f32) {
@@ -156,7 +161,8 @@ class Columns {
 
   const ActivationCall& call_;
   bool there_, speaks_;
-  int column_, zeros_;
+  unsigned column_, row_stride_;
+  int zeros_;
   std::byte* scale_at_;
 };
 

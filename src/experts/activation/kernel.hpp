@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "experts/activation/clamp.hpp"
 #include "experts/activation/scale_layout.hpp"
 #include "heddle/formats.hpp"
 #include "heddle/shape.hpp"
@@ -28,7 +29,7 @@ struct ActivationCall {
   int block_rows = 0;
   int most_count = 0;  ///< of one expert
   int most_rows = 0;
-  float limit = 0;  ///< of the clamp, infinity for none
+  DeviceClamp clamp;
   int group = 128;
   ScaleLayout scale_layout;
 };

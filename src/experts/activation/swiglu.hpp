@@ -20,11 +20,8 @@ struct SwigluClamp {
   }
 };
 
-/// What the gate is divided by. Engines differ in the last bit of exp.
-HEDDLE_HOST_DEVICE inline float silu_divisor(float gate) { return 1.0f + std::exp(-gate); }
-
 /// g / (1 + exp(-g)), the division correctly rounded.
-HEDDLE_HOST_DEVICE inline float silu(float gate) { return detail::divide(gate, silu_divisor(gate)); }
+HEDDLE_HOST_DEVICE inline float silu(float gate) { return detail::divide(gate, 1.0f + std::exp(-gate)); }
 
 /// g / (1 + exp(-g)) * u in f32, of the bf16 results of GEMM 1.
 HEDDLE_HOST_DEVICE inline float swiglu(bf16 gate, bf16 up, const SwigluClamp& clamp) {
