@@ -9,13 +9,10 @@ namespace {
 
 constexpr int lanes_of_warp = 32;
 constexpr unsigned all_lanes = 0xFFFFFFFFu;
-/// Rows whose places a CTA works out together, a thread each.
-constexpr int rows_a_turn = 256;
 
 struct Shared {
   int row_end[most_activation_experts];
   int warp_ends[most_activation_threads / lanes_of_warp];
-  int places[rows_a_turn];
 };
 
 /// Inclusive prefix sum over the lanes.
@@ -64,10 +61,9 @@ __device__ int place_of(const ActivationCall& call, const FlatRow& row) {
   return static_cast<int>(row.place(call.block_rows));
 }
 
-/// What a thread loads of one row: eight gates, the eight ups beside them, the row's weight.
+/// A row's eight gates and the eight ups beside them, as they lie in memory.
 struct Loaded {
   uint4 gates, ups;
-  float weight;
 };
 
 /// The largest of the lanes that hold a group: 16 of 128 values, 4 of 32.
@@ -81,44 +77,45 @@ __device__ inline float largest_of_group(float largest, int group) {
   return largest;
 }
 
-/// Eight columns of rows: the same columns of one row after the other.
+/// Eight columns, of one row after the other. Lanes whose columns do not exist read others' and write nothing.
 template <Activation format, ScaleFormat scale_format>
 class Columns {
  public:
-  /// Lanes whose columns do not exist read others' and write nothing.
-  __device__ Columns(const ActivationCall& call, int column)
-      : call_(call), there_(column < call.intermediate), column_(static_cast<unsigned>(there_ ? column : 0)) {
-    const int group = (there_ ? column : 0) / call.group;
-    speaks_ = there_ && column % call.group == 0;
-    row_stride_ = static_cast<unsigned>(call.scale_layout.row_stride());
-    scale_at_ = call.scales + call.scale_layout.group_offset(group);
-    zeros_ = call.scale_layout.zeros_behind(group);
+  __device__ Columns(const ActivationCall& call, int column) : call_(call), there_(column < call.intermediate) {
+    const int mine = there_ ? column : 0;
+    const auto at = static_cast<unsigned>(mine);
+    gates_ = call.gate_up + at * sizeof(bf16);
+    values_ = call.values + at * value_bytes;
+    if constexpr (format == Activation::fp8) {
+      const int group = mine / call.group;
+      speaks_ = there_ && mine % call.group == 0;
+      scales_ = call.scales + call.scale_layout.group_offset(group);
+      zeros_ = call.scale_layout.zeros_behind(group);
+    }
   }
 
-  __device__ Loaded load(int place) const {
-    const std::byte* row = call_.gate_up + row_offset(place, 2 * static_cast<unsigned>(sizeof(bf16)));
-    return {*reinterpret_cast<const uint4*>(row + 2 * column_),
-            *reinterpret_cast<const uint4*>(row + 2 * static_cast<unsigned>(call_.intermediate) + 2 * column_),
-            call_.weights == nullptr ? 1.0f : call_.weights[place]};
+  __device__ Loaded load(unsigned place) const {
+    const unsigned half = static_cast<unsigned>(call_.intermediate) * static_cast<unsigned>(sizeof(bf16));
+    const std::byte* gates = gates_ + std::uint64_t{place} * (2 * half);
+    return {*reinterpret_cast<const uint4*>(gates), *reinterpret_cast<const uint4*>(gates + half)};
   }
 
-  __device__ void compute(const Loaded& loaded, int place) const {
+  __device__ void compute(const Loaded& loaded, unsigned place, float weight) const {
     float values[8];
-    // Four and four: a thread that computes all eight side by side needs more registers than it is worth.
-    activate_four(loaded.gates.x, loaded.gates.y, loaded.ups.x, loaded.ups.y, loaded.weight, values);
-    activate_four(loaded.gates.z, loaded.gates.w, loaded.ups.z, loaded.ups.w, loaded.weight, values + 4);
+    // Four and four: all eight side by side would need more registers than they are worth.
+    activate_four(loaded.gates.x, loaded.gates.y, loaded.ups.x, loaded.ups.y, weight, values);
+    activate_four(loaded.gates.z, loaded.gates.w, loaded.ups.z, loaded.ups.w, weight, values + 4);
+    std::byte* to = values_ + std::uint64_t{place} * (value_bytes * static_cast<unsigned>(call_.intermediate));
     if constexpr (format == Activation::bf16) {
-      store_bf16(values, place);
+      store_bf16(values, to);
     } else {
-      store_fp8(values, place);
+      store_fp8(values, to, scales_ + std::uint64_t{place} * call_.scale_row_stride);
     }
   }
 
  private:
-  /// Where a row of D values of so many bytes begins.
-  __device__ std::uint64_t row_offset(int place, unsigned bytes) const {
-    return static_cast<std::uint64_t>(static_cast<unsigned>(place)) * (bytes * static_cast<unsigned>(call_.intermediate));
-  }
+  static constexpr unsigned value_bytes = format == Activation::bf16 ? 2 : 1;
+
   __device__ void activate_four(std::uint32_t gate01, std::uint32_t gate23, std::uint32_t up01, std::uint32_t up23, float weight,
                                 float* to) const {
     std::uint32_t gates[2] = {gate01, gate23}, ups[2] = {up01, up23};
@@ -128,15 +125,13 @@ class Columns {
     for (int i = 0; i < 4; ++i) to[i] = values[i];
   }
 
-  __device__ void store_bf16(const float (&values)[8], int place) const {
+  __device__ void store_bf16(const float (&values)[8], std::byte* to) const {
     if (!there_) return;
-    std::byte* row = call_.values + row_offset(place, sizeof(bf16));
-    *reinterpret_cast<uint4*>(row + 2 * column_) =
-        make_uint4(ptx::to_bf16_pair(values[0], values[1]), ptx::to_bf16_pair(values[2], values[3]),
-                   ptx::to_bf16_pair(values[4], values[5]), ptx::to_bf16_pair(values[6], values[7]));
+    *reinterpret_cast<uint4*>(to) = make_uint4(ptx::to_bf16_pair(values[0], values[1]), ptx::to_bf16_pair(values[2], values[3]),
+                                               ptx::to_bf16_pair(values[4], values[5]), ptx::to_bf16_pair(values[6], values[7]));
   }
 
-  __device__ void store_fp8(const float (&values)[8], int place) const {
+  __device__ void store_fp8(const float (&values)[8], std::byte* to, std::byte* scale_to) const {
     float largest = 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) largest = largest_magnitude(largest, values[i]);
@@ -144,59 +139,67 @@ class Columns {
     const auto four = [&](int i) {
       return codes_of_pair(scale, values[i], values[i + 1]) | codes_of_pair(scale, values[i + 2], values[i + 3]) << 16;
     };
-    if (there_) {
-      std::byte* row = call_.values + row_offset(place, 1);
-      *reinterpret_cast<uint2*>(row + column_) = make_uint2(four(0), four(4));
-    }
-    if (speaks_) store_scale(scale, scale_at_ + static_cast<std::uint64_t>(static_cast<unsigned>(place)) * row_stride_);
-  }
-  __device__ void store_scale(const GroupScale<scale_format>& scale, std::byte* to) const {
+    if (there_) *reinterpret_cast<uint2*>(to) = make_uint2(four(0), four(4));
+    if (!speaks_) return;
     if constexpr (scale_format == ScaleFormat::f32) {
-      *reinterpret_cast<float*>(to) = scale.scale;
+      *reinterpret_cast<float*>(scale_to) = scale.scale;
     } else {
-      to[0] = static_cast<std::byte>(scale.byte);
-      for (int i = 1; i <= zeros_; ++i) to[i] = std::byte{0};
+      scale_to[0] = static_cast<std::byte>(scale.byte);
+      if (zeros_ == 0) return;
+      scale_to[1] = std::byte{0};
+      if (zeros_ > 1) scale_to[2] = std::byte{0};
+      if (zeros_ > 2) scale_to[3] = std::byte{0};
     }
   }
 
   const ActivationCall& call_;
-  bool there_, speaks_;
-  unsigned column_, row_stride_;
+  const std::byte* gates_;
+  std::byte* values_;
+  std::byte* scales_;
   int zeros_;
-  std::byte* scale_at_;
+  bool there_, speaks_;
 };
 
-/// CTA c computes the flat rows c, c + CTAs, ...: one row, or none, where there are as many CTAs as there can be rows.
+/// CTA c computes the flat rows c, c + CTAs, ...: one row, or none, where there are as many CTAs as there can be rows. Behind
+/// the scan its warps go their own ways. They take 32 rows at a time, each lane finding one of them, and pass the places round.
 template <Activation format, ScaleFormat scale_format>
 __global__ void __maxnreg__(40) activation(const __grid_constant__ ActivationCall call) {
   __shared__ Shared shared;
   ptx::wait_for_earlier_kernels();
   ptx::let_next_kernel_launch();
   const int rows = min(scan(call, shared), call.most_rows);
+  const int ctas = static_cast<int>(gridDim.x);
+  const int first = static_cast<int>(blockIdx.x);
+  if (first >= rows) return;
+  __syncthreads();
+  const int own_rows = (rows - first + ctas - 1) / ctas;
   const int thread = static_cast<int>(threadIdx.x);
   const int threads = static_cast<int>(blockDim.x);
-  const int ctas = static_cast<int>(gridDim.x);
-  const int together = min(threads, rows_a_turn);
+  const int lane = thread % lanes_of_warp;
 #pragma unroll 1
-  for (std::int64_t first = blockIdx.x; first < rows; first += static_cast<std::int64_t>(together) * ctas) {
-    const std::int64_t mine = first + static_cast<std::int64_t>(thread) * ctas;
-    __syncthreads();  // row_end is complete, and nobody needs the places before
-    if (thread < together && mine < rows) {
-      shared.places[thread] = place_of(call, find_row(shared.row_end, call.experts, static_cast<int>(mine)));
+  for (int done = 0; done < own_rows; done += lanes_of_warp) {
+    const int turn = min(own_rows - done, lanes_of_warp);
+    int place = 0;
+    float weight = 1;
+    if (lane < turn) {
+      place = place_of(call, find_row(shared.row_end, call.experts, first + (done + lane) * ctas));
+      if (call.weights != nullptr) weight = call.weights[place];
     }
-    __syncthreads();
-    const int turn = min(together, (rows - static_cast<int>(first) + ctas - 1) / ctas);
 #pragma unroll 1
-    for (int column = activation_columns * thread; column - activation_columns * thread < call.intermediate;
-         column += activation_columns * threads) {
-      const Columns<format, scale_format> columns(call, column);
-      // The next row is on its way while one is computed.
-      Loaded next = columns.load(shared.places[0]);
+    for (int begin = activation_columns * (thread - lane); begin < call.intermediate; begin += activation_columns * threads) {
+      const Columns<format, scale_format> columns(call, begin + activation_columns * lane);
+      const auto place_of_row = [&](int i) { return static_cast<unsigned>(__shfl_sync(all_lanes, place, i)); };
+      unsigned at = place_of_row(0);
+      Loaded next = columns.load(at);
 #pragma unroll 1
       for (int i = 0; i < turn; ++i) {
         const Loaded loaded = next;
-        if (i + 1 < turn) next = columns.load(shared.places[i + 1]);
-        columns.compute(loaded, shared.places[i]);
+        const unsigned here = at;
+        if (i + 1 < turn) {  // the next row is on its way while this one is computed
+          at = place_of_row(i + 1);
+          next = columns.load(at);
+        }
+        columns.compute(loaded, here, __shfl_sync(all_lanes, weight, i));
       }
     }
   }

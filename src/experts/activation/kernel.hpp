@@ -32,6 +32,7 @@ struct ActivationCall {
   DeviceClamp clamp;
   int group = 128;
   ScaleLayout scale_layout;
+  unsigned scale_row_stride = 0;  ///< that of the layout
 };
 
 /// The kernel of a format: a __global__ function of one ActivationCall. `scale` matters for fp8.
