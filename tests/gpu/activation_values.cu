@@ -20,8 +20,6 @@ __global__ void silu_of_all_gates(SiluOfGate* results) {
 
 }  // namespace
 
-void launch_silu_of_all_gates(SiluOfGate* results, cudaStream_t stream) {
-  silu_of_all_gates<<<64, 256, 0, stream>>>(results);
-}
+void launch_silu_of_all_gates(SiluOfGate* results, cudaStream_t stream) { silu_of_all_gates<<<64, 256, 0, stream>>>(results); }
 
 }  // namespace heddle
