@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <limits>
 #include <numeric>
 #include <random>
 #include <string>
@@ -88,8 +88,8 @@ class ActivationBed {
   ActivationBed(const ActivationCase& c, Placing placing, const ActivationRows& rows, std::mt19937_64& random)
       : case_(c),
         places_(place_rows(placing, random)),
-        gate_up_(0, spread(rows.gate_up, 2 * static_cast<std::size_t>(c.intermediate), poison<bf16>())),
-        weights_(0, spread(rows.weights, 1, poison<float>())),
+        gate_up_(0, spread(rows.gate_up, 2 * static_cast<std::size_t>(c.intermediate), bf16{0xFFFF})),
+        weights_(0, spread(rows.weights, 1, std::numeric_limits<float>::quiet_NaN())),
         counts_(0, c.counts),
         begins_(0, begin_values_),
         values_(0, static_cast<std::size_t>(room_) * value_bytes()),
@@ -123,10 +123,16 @@ class ActivationBed {
   /// Poisons the results, launches, waits and reads them.
   ActivatedRows run(const ActivationLaunch& launch) { return run(step(), launch); }
   ActivatedRows run(const DeviceActivation& given, const ActivationLaunch& launch) {
-    poison_results();
-    launch_activation(given, launch, nullptr);
-    check(cudaStreamSynchronize(nullptr), "activation kernel");
+    launch_alone(given, launch);
     return results(case_.counts);
+  }
+  void launch_alone(const DeviceActivation& given, const ActivationLaunch& launch) {
+    poison_results();
+    cudaStream_t stream = nullptr;
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+    launch_activation(given, launch, stream);
+    check(cudaStreamSynchronize(stream), "activation kernel");
+    check(cudaStreamDestroy(stream), "stream");
   }
 
   /// The rows that these counts make real, in flat order. Nothing else may have been written.
@@ -164,12 +170,6 @@ class ActivationBed {
   }
 
  private:
-  template <class T>
-  static T poison() {
-    T value;
-    std::memset(&value, 0xFF, sizeof value);  // NaN
-    return value;
-  }
   std::size_t value_bytes() const {
     return static_cast<std::size_t>(case_.intermediate) * (case_.format == Activation::fp8 ? 1 : 2);
   }
