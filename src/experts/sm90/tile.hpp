@@ -69,7 +69,7 @@ struct TileShape {
   static constexpr int weight_stage_bytes =
       parts * WeightPlan{kind, false, kind == WeightKind::mxfp4, 0, 0}.chunk_bytes_of(tile_slabs);
   static constexpr int row_stage_bytes = parts * most_tokens * panel_bytes;
-  static constexpr int row_stages = (most_tokens <= 32 ? 8 : 4) / parts + (parts - 1);
+  static constexpr int row_stages = (most_tokens <= 32 ? 8 : 4) / parts;
   /// Stages whose rows are under way while the others are ready.
   static constexpr int rows_under_way = row_stages / 2;
   static constexpr int scales_a_stage = 4 * most_tokens;  ///< groups of 32: four a token
