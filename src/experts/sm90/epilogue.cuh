@@ -67,7 +67,7 @@ class ActivationEpilogue {
 #pragma unroll
     for (int slab = 0; slab < Shape::slabs; ++slab) activate(sums.slab[slab], me_.first_slab + slab);
     meet();
-    if (out_.format == Activation::fp8) make_scales();
+    if (quantises()) make_scales();
     meet();
 #pragma unroll
     for (int slab = 0; slab < Shape::slabs; ++slab) stage_values(sums.slab[slab], me_.first_slab + slab);
@@ -78,6 +78,7 @@ class ActivationEpilogue {
  private:
   static constexpr int columns_a_slab = slab_rows / 2;
 
+  __device__ bool quantises() const { return Shape::activated_bytes == 1 || out_.format == Activation::fp8; }
   __device__ static void meet() { cutlass::arch::NamedBarrier::sync(Shape::math_threads, 1); }
   __device__ int slabs_a_group() const { return out_.quantisation.group / columns_a_slab; }
   __device__ std::size_t flat(int token) const { return static_cast<std::size_t>(task_.flat + token); }
@@ -142,7 +143,7 @@ class ActivationEpilogue {
         const int token = 8 * i + me_.token() + v;
         if (token >= task_.rows) continue;
         std::byte* to = shared_.activation.values + token * Shape::activated_stride;
-        if (out_.format == Activation::fp8) {
+        if (quantises()) {
           const float scale = shared_.activation.scales[slab / slabs_a_group()][token];
           to[column] = static_cast<std::byte>(code(sum[4 * i + v], scale));
         } else {
@@ -158,10 +159,9 @@ class ActivationEpilogue {
 
   /// Rows of the tile's columns, 16 bytes a thread.
   __device__ void store_values() {
-    const int bytes = tile_has_ * columns_a_slab * (out_.format == Activation::fp8 ? 1 : 2);
+    const int bytes = tile_has_ * columns_a_slab * (quantises() ? 1 : 2);
     const int vectors = bytes / 16;
-    const std::size_t begin =
-        static_cast<std::size_t>(task_.tile) * tile_slabs * columns_a_slab * (out_.format == Activation::fp8 ? 1 : 2);
+    const std::size_t begin = static_cast<std::size_t>(task_.tile) * tile_slabs * columns_a_slab * (quantises() ? 1 : 2);
     for (int index = static_cast<int>(threadIdx.x); index < vectors * task_.rows; index += Shape::math_threads) {
       const int token = index / vectors;
       const int vector = index % vectors;

@@ -75,7 +75,9 @@ struct TileShape {
   static constexpr int scales_a_stage = 4 * most_tokens;  ///< groups of 32: four a token
 
   /// What is left goes to weights, whose stream must never stop: 1 KiB is for barriers and alignment, 8 for lists of experts.
-  static constexpr int activated_stride = activates ? stage_columns * 2 + 16 : 0;  ///< 16 more, so that rows share no bank
+  static constexpr int activated_bytes = operand == Operand::e4m3 ? 1 : 2;  ///< of a value at most
+  static constexpr int activated_stride =
+      activates ? stage_columns * activated_bytes + 16 : 0;  ///< 16 more, so that rows share no bank
   static constexpr int other_bytes = row_stages * (row_stage_bytes + scales_a_stage * 4) +
                                      most_tokens * (activated_stride + (activates ? tile_slabs * 5 * 4 : 0) + 8) + 9 * 1024;
   static constexpr int weight_stages_that_fit = (most_shared_bytes - other_bytes) / (weight_stage_bytes + 16);
