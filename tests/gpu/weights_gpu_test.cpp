@@ -251,7 +251,7 @@ TEST(WeightsGpuMxfp4, AnUpdateThatDoesNotFitChangesNothing) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr("expert 1, up, row 70"), HasSubstr("without step exponents")));
   }
   for (int expert = 0; expert < 2; ++expert) expect_expert(weights, expert, layer.views[size(expert)], {0, 128});
-  if (testing::Test::HasFailure()) return;
+  if (::testing::Test::HasFailure()) return;
 
   DeviceWeightsOptions room;
   room.step_exponents = true;
