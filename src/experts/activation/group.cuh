@@ -13,28 +13,6 @@
 namespace heddle {
 
 namespace detail {
-// Minima and maxima that NaN passes, of two f32 or of two pairs of bf16.
-__device__ inline float lesser(float a, float b) {
-  float least;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
-  return least;
-}
-__device__ inline float greater(float a, float b) {
-  float most;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
-  return most;
-}
-__device__ inline std::uint32_t lesser_pair(std::uint32_t a, std::uint32_t b) {
-  std::uint32_t least;
-  asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(least) : "r"(a), "r"(b));
-  return least;
-}
-__device__ inline std::uint32_t greater_pair(std::uint32_t a, std::uint32_t b) {
-  std::uint32_t most;
-  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
-  return most;
-}
-
 template <int pairs>
 __device__ inline void widen_pairs(const std::uint32_t (&from)[pairs], float (&to)[2 * pairs]) {
 #pragma unroll
@@ -69,8 +47,8 @@ __device__ inline void activate(std::uint32_t (&gates)[pairs], std::uint32_t (&u
   if (clamp.kind == ClampKind::pairs) {
 #pragma unroll
     for (int i = 0; i < pairs; ++i) {
-      gates[i] = detail::lesser_pair(gates[i], clamp.most);
-      ups[i] = detail::greater_pair(detail::lesser_pair(ups[i], clamp.most), clamp.least);
+      gates[i] = ptx::lesser_pair(gates[i], clamp.most);
+      ups[i] = ptx::greater_pair(ptx::lesser_pair(ups[i], clamp.most), clamp.least);
     }
   }
   float g[2 * pairs], u[2 * pairs];
@@ -79,8 +57,8 @@ __device__ inline void activate(std::uint32_t (&gates)[pairs], std::uint32_t (&u
   if (clamp.kind == ClampKind::wide) {
 #pragma unroll
     for (int i = 0; i < 2 * pairs; ++i) {
-      g[i] = detail::lesser(g[i], clamp.limit);
-      u[i] = detail::greater(detail::lesser(u[i], clamp.limit), -clamp.limit);
+      g[i] = ptx::lesser(g[i], clamp.limit);
+      u[i] = ptx::greater(ptx::lesser(u[i], clamp.limit), -clamp.limit);
     }
   }
   silu_of(g, values);

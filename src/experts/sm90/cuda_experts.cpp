@@ -17,7 +17,7 @@ namespace {
 
 using sm90::RowMap;
 using sm90::RunnerCall;
-using sm90::size;
+using sm90::loading::size;
 
 constexpr int most_rows_there_can_be = 1 << 25;
 
@@ -87,9 +87,9 @@ struct DeviceExperts::Impl {
 
   // Routed calls.
   std::size_t list_bytes = 0;
-  sm90::DeviceMemory<int> counts, token_of, pair_of, place_of;
-  sm90::DeviceMemory<float> weight_of;
-  sm90::DeviceMemory<bf16> results;
+  sm90::loading::DeviceMemory<int> counts, token_of, pair_of, place_of;
+  sm90::loading::DeviceMemory<float> weight_of;
+  sm90::loading::DeviceMemory<bf16> results;
 
   Impl(std::span<const ExpertWeights> experts, int hidden, int intermediate, const ExpertOptions& chosen,
        const DeviceExpertsOptions& on)
@@ -111,9 +111,9 @@ struct DeviceExperts::Impl {
   }
 
   template <class T>
-  sm90::DeviceMemory<T> take(std::size_t number, const char* what) {
+  sm90::loading::DeviceMemory<T> take(std::size_t number, const char* what) {
     list_bytes += number * sizeof(T);
-    return sm90::allocate<T>(number, what);
+    return sm90::loading::allocate<T>(number, what);
   }
 
   int count() const { return weights.count(); }

@@ -6,6 +6,10 @@
 #include "formats/row_format.hpp"
 
 namespace heddle::sm90 {
+
+using loading::DeviceMemory;
+using loading::size;
+
 namespace {
 
 /// Up to here, rows an expert, small row blocks are one block each.
@@ -66,7 +70,7 @@ ExpertChain::ExpertChain(const DeviceWeights& weights, const ExpertOptions& opti
 template <class T>
 DeviceMemory<T> ExpertChain::take(std::size_t count, const char* what) {
   bytes_ += count * sizeof(T);
-  return allocate<T>(count, what);
+  return loading::allocate<T>(count, what);
 }
 
 OperandRows ExpertChain::make_rows(std::size_t rows, int columns, const char* what) {

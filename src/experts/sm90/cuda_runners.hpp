@@ -56,8 +56,8 @@ class RefusedWord {
 
 /// Rows of an operand: values and, with fp8, scales, both at 16-byte multiples.
 struct OperandRows {
-  DeviceMemory<std::byte> values;
-  DeviceMemory<std::byte> scales;
+  loading::DeviceMemory<std::byte> values;
+  loading::DeviceMemory<std::byte> scales;
   std::size_t value_stride = 0;
   std::size_t scale_stride = 0;
 };
@@ -74,7 +74,7 @@ class ExpertChain {
  private:
   OperandRows make_rows(std::size_t rows, int columns, const char* what);
   template <class T>
-  DeviceMemory<T> take(std::size_t count, const char* what);
+  loading::DeviceMemory<T> take(std::size_t count, const char* what);
   RowChange change_of(const RowView& rows) const;
   RowBlocks blocks_of(const RunnerCall& call) const;
   RowLimits limits_of(const RunnerCall& call, bool reports);
@@ -97,10 +97,10 @@ class ExpertChain {
   RefusedWord refused_;
   OperandRows rows_;       ///< of the first product, where rows do not come as it wants them
   OperandRows activated_;  ///< of the second
-  DeviceMemory<bf16> gate_up_;
-  DeviceMemory<std::byte> codes_;  ///< activated rows that have yet to be widened
-  DeviceMemory<float> flat_weights_;
-  DeviceMemory<int> flat_counts_;
+  loading::DeviceMemory<bf16> gate_up_;
+  loading::DeviceMemory<std::byte> codes_;  ///< activated rows that have yet to be widened
+  loading::DeviceMemory<float> flat_weights_;
+  loading::DeviceMemory<int> flat_counts_;
   int slots_ = 0;
 };
 

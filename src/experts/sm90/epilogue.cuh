@@ -69,7 +69,7 @@ class ActivationEpilogue {
 #pragma unroll
     for (int slab = 0; slab < Shape::slabs; ++slab) activate_slab(sums.slab[slab], me_.first_slab + slab);
     meet();
-    if (out_.format == Activation::fp8) make_scales();
+    if (quantises()) make_scales();
     meet();
 #pragma unroll
     for (int slab = 0; slab < Shape::slabs; ++slab) stage_values(sums.slab[slab], me_.first_slab + slab);
@@ -79,8 +79,9 @@ class ActivationEpilogue {
 
  private:
   static constexpr int columns_a_slab = slab_rows / 2;
-  static constexpr int value_bytes = Shape::operand == Operand::e4m3 ? 1 : 2;
+  static constexpr int value_bytes = Shape::activated_bytes;
 
+  __device__ bool quantises() const { return value_bytes == 1 || out_.format == Activation::fp8; }
   __device__ static void meet() { cutlass::arch::NamedBarrier::sync(Shape::math_threads, 1); }
   __device__ int slabs_a_group() const { return out_.quantisation.group / columns_a_slab; }
   __device__ std::size_t flat(int token) const { return static_cast<std::size_t>(task_.flat + token); }
@@ -148,7 +149,7 @@ class ActivationEpilogue {
   /// Two tokens' bytes of one column, each in the low bits of its word: codes, codes widened to bf16, or bf16 values.
   __device__ void operands(const float (&values)[2], int group, int token, std::uint32_t (&words)[2]) const {
     std::uint32_t pair;
-    if (out_.format == Activation::bf16) {
+    if (!quantises()) {
       pair = ptx::to_bf16_pair(values[0], values[1]);
     } else {
       const float* kept = &shared_.activation.factors[group][token];
@@ -156,7 +157,7 @@ class ActivationEpilogue {
 #pragma unroll
       for (int v = 0; v < 2; ++v) quotients[v] = quotient(values[v], kept[v]);
       pair = ptx::to_e4m3_pair(quotients[0], quotients[1]);
-      if constexpr (Shape::operand == Operand::e4m3) {
+      if constexpr (value_bytes == 1) {
         words[0] = pair & 0xFFu;
         words[1] = pair >> 8;
         return;
