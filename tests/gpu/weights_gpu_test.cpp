@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <random>
 
+#include "exchange_support.hpp"
 #include "experts/sm90/weights.hpp"
 #include "experts/sm90/widen.hpp"
 #include "experts_support.hpp"
@@ -149,7 +149,7 @@ class WeightsGpu : public ::testing::TestWithParam<WeightKind> {};
 
 TEST_P(WeightsGpu, LaidOutAsOnTheHostAndReadBack) {
   SKIP_WITHOUT_GPU();
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = test_seed();
   SCOPED_TRACE(::testing::Message() << "seed " << seed);
   Random random(seed);
   struct Shape {
@@ -172,7 +172,7 @@ TEST_P(WeightsGpu, LaidOutAsOnTheHostAndReadBack) {
 
 TEST_P(WeightsGpu, SlicesOfTheIntermediateSize) {
   SKIP_WITHOUT_GPU();
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = test_seed();
   SCOPED_TRACE(::testing::Message() << "seed " << seed);
   Random random(seed);
   const Layer layer = random_layer(random, 2, 320, 448, GetParam());
@@ -191,7 +191,7 @@ TEST_P(WeightsGpu, SlicesOfTheIntermediateSize) {
 
 TEST_P(WeightsGpu, UpdatedInPlace) {
   SKIP_WITHOUT_GPU();
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = test_seed();
   SCOPED_TRACE(::testing::Message() << "seed " << seed);
   Random random(seed);
   const Layer before = random_layer(random, 3, 192, 320, GetParam());
@@ -251,7 +251,7 @@ TEST(WeightsGpuMxfp4, AnUpdateThatDoesNotFitChangesNothing) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr("expert 1, up, row 70"), HasSubstr("without step exponents")));
   }
   for (int expert = 0; expert < 2; ++expert) expect_expert(weights, expert, layer.views[size(expert)], {0, 128});
-  if (testing::Test::HasFailure()) return;
+  if (::testing::Test::HasFailure()) return;
 
   DeviceWeightsOptions room;
   room.step_exponents = true;

@@ -6,7 +6,8 @@
 namespace heddle::tool {
 
 void add_bench(CLI::App& app, int& status);
-/// A subcommand of bench. `status` becomes 1 where results are wrong.
+/// Subcommands of bench. `status` becomes 1 where results are wrong.
+void add_bench_activation(CLI::App& bench);
 void add_bench_experts(CLI::App& bench, int& status);
 
 }  // namespace heddle::tool

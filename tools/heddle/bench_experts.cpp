@@ -65,12 +65,13 @@ void add_what(CLI::App& command, ExpertsArguments& a) {
   auto* touched = command.add_option("--touched", a.touched, "experts that have rows, and what one more costs (default: all)")
                       ->delimiter(',')
                       ->group(what);
-  auto* trace = command
-                    .add_option("--trace", a.trace,
-                                "rows by recorded routing (.npy) instead: those of its first experts, as if they were the local ones")
-                    ->group(what)
-                    ->excludes(rows)
-                    ->excludes(touched);
+  auto* trace =
+      command
+          .add_option("--trace", a.trace,
+                      "rows by recorded routing (.npy) instead: those of its first experts, as if they were the local ones")
+          ->group(what)
+          ->excludes(rows)
+          ->excludes(touched);
   command.add_option("--tokens", a.tokens, "tokens of the recording, over all ranks")->delimiter(',')->group(what)->needs(trace);
   command.add_option("--trace-layer", a.trace_layer, "layer of the recording")->group(what)->needs(trace)->check(whole_number);
   command.add_option("--trace-step", a.trace_step, "first step of the recording")->group(what)->needs(trace)->check(whole_number);
@@ -84,7 +85,8 @@ void add_what(CLI::App& command, ExpertsArguments& a) {
 void add_how(CLI::App& command, ExpertsArguments& a) {
   const char* how = "How";
   command.add_option("--ctas", a.ctas, "CTAs of the products, e.g. 132,120,100,64 (default: one a SM)")->delimiter(',')->group(how);
-  command.add_option("--calls", a.calls, "calls a replay, at least; fewer where they take more than 3 ms, as many as the layers need")
+  command
+      .add_option("--calls", a.calls, "calls a replay, at least; fewer where they take more than 3 ms, as many as the layers need")
       ->group(how)
       ->capture_default_str();
   command.add_option("--replays", a.replays, "samples")->group(how)->capture_default_str();
@@ -109,7 +111,8 @@ void bench_experts(const ExpertsArguments& a, int& status) {
   };
   // Memory that a kernel still uses cannot be given back, so a kernel that does not end must end the process.
   const auto give_up = [&] {
-    const std::string message = fmt::format("{} is not done after {} ms; its kernel may never end", run.under_way(), 2 * a.deadline_ms);
+    const std::string message =
+        fmt::format("{} is not done after {} ms; its kernel may never end", run.under_way(), 2 * a.deadline_ms);
     try {
       save(message);
     } catch (const Error& error) {
@@ -137,7 +140,8 @@ ExpertsShape shape_of(const std::string& word) {
   ExpertsShape shape{word, 0, 0};
   char end = 0;
   if (std::sscanf(word.c_str(), "%5dx%5d%c", &shape.hidden, &shape.intermediate, &end) != 2)
-    throw InputError(fmt::format("--shape does not know '{}'; it takes v4_flash, v3, or HIDDENxINTERMEDIATE such as 4096x2048", word));
+    throw InputError(
+        fmt::format("--shape does not know '{}'; it takes v4_flash, v3, or HIDDENxINTERMEDIATE such as 4096x2048", word));
   if (shape.hidden < 128 || shape.intermediate < 128 || shape.hidden % 128 != 0 || shape.intermediate % 128 != 0)
     throw InputError(fmt::format("--shape {}: both sizes are multiples of 128 here", word));
   return shape;
@@ -189,7 +193,8 @@ void check_arguments(const ExpertsArguments& a) {
 }
 
 sm90::RowBlocks chosen_blocks(const RowCounts& counts) {
-  return counts.total() <= 32 * counts.touched() ? sm90::RowBlocks::small : sm90::RowBlocks::large;
+  const auto experts = static_cast<int>(counts.rows.size());
+  return (counts.total() + experts - 1) / experts <= 32 ? sm90::RowBlocks::small : sm90::RowBlocks::large;
 }
 
 void add_bench_experts(CLI::App& bench, int& status) {

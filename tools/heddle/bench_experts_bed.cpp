@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "bench_kernels.hpp"
-#include "experts/sm90/cuda_stage.hpp"
+#include "experts/sm90/host_weights.hpp"
 #include "experts/sm90/weights_kernels.hpp"
 #include "group/cuda_driver.hpp"
 #include "heddle/error.hpp"
@@ -43,7 +43,11 @@ struct ProductBed::Layer {
       : format{shape.kind, shape.rows(), shape.cols(), ScaleFormat::f32},
         values(device, size(shape.experts) * format.value_bytes()),
         scales(device, size(shape.experts) * format.scale_bytes()),
-        ordered({shape.kind, !shape.down, false, shape.rows(), shape.cols()}, size(shape.experts)) {
+        plan{shape.kind, !shape.down, false, shape.rows(), shape.cols()},
+        expert_stride(round_up(plan.bytes(), 256)),
+        chunks(device, size(shape.experts) * expert_stride),
+        row_scales(device, size(shape.experts) * size(plan.row_scales()) * sizeof(float)),
+        ordered{plan, chunks.as<std::byte>(), expert_stride, plan.row_scales() == 0 ? nullptr : row_scales.as<float>()} {
     stored.kind = shape.kind;
     stored.experts = shape.experts;
     stored.rows = shape.rows();
@@ -76,7 +80,10 @@ struct ProductBed::Layer {
   sm90::StoredShape format;
   Block values, scales;
   StoredLayer stored;
-  sm90::Matrix ordered;
+  sm90::WeightPlan plan;
+  std::size_t expert_stride;
+  Block chunks, row_scales;
+  sm90::OrderedMatrix ordered;
 };
 
 ProductBed::ProductBed(Lanes& lanes, const ProductShape& shape, int most_rows, std::uint64_t seed)
@@ -119,20 +126,21 @@ void ProductBed::draw_layer(Layer& layer, std::uint64_t seed) {
   check(cudaMemsetAsync(fault.as<unsigned>(), 0xFF, sizeof(unsigned), stream), "survey of the weights");
   for (int expert = 0; expert < shape_.experts; ++expert) {
     const sm90::WeightSource source = layer.source(expert, !shape_.down);
-    float* row_scales = layer.ordered.row_scales_of(expert);
-    const sm90::WeightPlan& plan = layer.ordered.view.plan;
-    check(sm90::launch_survey(plan, source, row_scales, fault.as<unsigned>(), stream), "survey of the weights");
-    check(sm90::launch_order(plan, source, row_scales, layer.ordered.chunks_of(expert), stream), "order of the weights");
+    float* row_scales = layer.row_scales.as<float>() + size(expert) * size(layer.plan.row_scales());
+    std::byte* chunks = layer.chunks.as<std::byte>() + size(expert) * layer.expert_stride;
+    check(sm90::launch_survey(layer.plan, source, row_scales, fault.as<unsigned>(), stream), "survey of the weights");
+    check(sm90::launch_order(layer.plan, source, row_scales, chunks, stream), "order of the weights");
   }
   lanes_.settle();
   unsigned row = 0;
   check(cudaMemcpy(&row, fault.as<unsigned>(), sizeof row, cudaMemcpyDeviceToHost), "survey of the weights");
   if (row != sm90::no_fault)
-    throw Error(ErrorKind::fault, fmt::format("row {} of the weights drawn here cannot be laid out; they should all be legal", row));
+    throw Error(ErrorKind::fault,
+                fmt::format("row {} of the weights drawn here cannot be laid out; they should all be legal", row));
 }
 
 double ProductBed::expert_bytes() const {
-  const sm90::WeightPlan& plan = layers_.front()->ordered.view.plan;
+  const sm90::WeightPlan& plan = layers_.front()->plan;
   return static_cast<double>(plan.bytes()) + 4.0 * plan.row_scales();
 }
 
@@ -186,7 +194,7 @@ bf16* ProductBed::results() const { return results_->as<bf16>(); }
 
 sm90::ProductCall ProductBed::call_of(int call) const {
   sm90::ProductCall product;
-  product.weights = layers_[size(call % layers())]->ordered.view;
+  product.weights = layers_[size(call % layers())]->ordered;
   product.tokens.values = tokens_.values;
   product.tokens.value_stride = size(tokens_.cols) * (tokens_.fp8 ? 1 : 2);
   if (tokens_.fp8) {
@@ -201,7 +209,7 @@ sm90::ProductCall ProductBed::call_of(int call) const {
   product.results.second = shape_.down ? 0 : shape_.intermediate;
   sm90::ActivatedStore& activated = product.activated;
   activated.format = shape_.fp8() ? Activation::fp8 : Activation::bf16;
-  activated.clamp = {true, 10.0f};
+  activated.clamp = DeviceClamp::of(10.0f);
   activated.weights = routing_weights_->as<float>();
   activated.values = results_->as<std::byte>();
   activated.value_stride = size(shape_.intermediate) * (shape_.fp8() ? 1 : 2);
@@ -217,7 +225,7 @@ void ProductBed::queue_product(int call, sm90::RowBlocks blocks, bool activates,
 void ProductBed::queue_stream(int call, int ctas) {
   const int touched = counts_.touched();
   const int first = first_expert(call % cycle_);
-  launch_stream(layers_[size(call % layers())]->ordered.view, shape_.experts, first, touched, ctas, lanes_.stream(0));
+  launch_stream(layers_[size(call % layers())]->ordered, shape_.experts, first, touched, ctas, lanes_.stream(0));
 }
 
 const std::byte* ProductBed::stored_weights(int layer, int expert) const {

@@ -58,7 +58,8 @@ class ProductBed {
   /// What the next calls multiply. Call `i` takes layer i % layers and, where not all experts have rows, others of them.
   void set_counts(const RowCounts& counts);
   const RowCounts& counts() const { return counts_; }
-  /// Calls until the same weights come again; between them lie at least three times the L2, unless the matrix is too small for that.
+  /// Calls until the same weights come again; between them lie at least three times the L2, unless the matrix is too small for
+  /// that.
   int cycle() const { return cycle_; }
 
   void queue_product(int call, sm90::RowBlocks blocks, bool activates, int ctas);

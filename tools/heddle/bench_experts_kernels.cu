@@ -1,4 +1,4 @@
-#include <algorithm>
+#include <cmath>
 
 #include <cutlass/arch/barrier.h>
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -47,11 +47,9 @@ __global__ void fill_values(WeightKind kind, std::uint32_t* words, std::size_t c
       for (std::size_t v = 0; v < 2; ++v)
         word |= static_cast<std::uint32_t>(to_bf16(draw(seed, 2 * i + v) * 0x1p-6f).bits) << (16 * v);
     } else if (kind == WeightKind::fp8_block || kind == WeightKind::mxfp8) {
-      for (std::size_t v = 0; v < 4; ++v)
-        word |= static_cast<std::uint32_t>(to_e4m3(draw(seed, 4 * i + v) * 64.0f)) << (8 * v);
+      for (std::size_t v = 0; v < 4; ++v) word |= static_cast<std::uint32_t>(to_e4m3(draw(seed, 4 * i + v) * 64.0f)) << (8 * v);
     } else {
-      for (std::size_t v = 0; v < 8; ++v)
-        word |= static_cast<std::uint32_t>(to_e2m1(draw(seed, 8 * i + v) * 2.0f)) << (4 * v);
+      for (std::size_t v = 0; v < 8; ++v) word |= static_cast<std::uint32_t>(to_e2m1(draw(seed, 8 * i + v) * 2.0f)) << (4 * v);
     }
     words[i] = word;
   });
@@ -75,8 +73,7 @@ __global__ void fill_token_values(bool fp8, std::uint32_t* words, std::size_t co
   for_all(count, [&](std::size_t i) {
     std::uint32_t word = 0;
     if (fp8) {
-      for (std::size_t v = 0; v < 4; ++v)
-        word |= static_cast<std::uint32_t>(to_e4m3(draw(seed, 4 * i + v) * 64.0f)) << (8 * v);
+      for (std::size_t v = 0; v < 4; ++v) word |= static_cast<std::uint32_t>(to_e4m3(draw(seed, 4 * i + v) * 64.0f)) << (8 * v);
     } else {
       for (std::size_t v = 0; v < 2; ++v) word |= static_cast<std::uint32_t>(to_bf16(draw(seed, 2 * i + v)).bits) << (16 * v);
     }
@@ -170,7 +167,8 @@ __global__ void reference_kernel(StoredLayer layer, TokenBuffer tokens, const Sa
     sum = __fmaf_rn(weight_at(layer, sample.expert, row, col), token_at(tokens, sample.flat, col), sum);
   }
   for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, lanes);
-  if (lane == 0) reference[static_cast<std::size_t>(blockIdx.y) * static_cast<std::size_t>(layer.rows) + static_cast<std::size_t>(row)] = sum;
+  if (lane == 0)
+    reference[static_cast<std::size_t>(blockIdx.y) * static_cast<std::size_t>(layer.rows) + static_cast<std::size_t>(row)] = sum;
 }
 
 /// Adds a difference and a reference, squared, over the CTA's warps.
@@ -187,7 +185,8 @@ __device__ void add_squares(float got, float wanted, double* sums) {
 }
 
 /// Sample blockIdx.y, column 256 * blockIdx.x + thread.
-__global__ void compare_kernel(sm90::ResultStore results, const Sample* samples, int columns, const float* reference, double* sums) {
+__global__ void compare_kernel(sm90::ResultStore results, const Sample* samples, int columns, const float* reference,
+                               double* sums) {
   const int column = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   const bool inside = column < columns;
   const auto c = static_cast<std::size_t>(inside ? column : 0);
@@ -205,7 +204,10 @@ __global__ void compare_activated_kernel(sm90::ActivatedStore out, const Sample*
   const auto flat = static_cast<std::size_t>(samples[blockIdx.y].flat);
   const float* both = reference + static_cast<std::size_t>(blockIdx.y) * 2 * static_cast<std::size_t>(columns);
   const float weight = out.weights == nullptr ? 1.0f : out.weights[flat];
-  const float wanted = swiglu(to_bf16(both[c]), to_bf16(both[static_cast<std::size_t>(columns) + c]), out.clamp) * weight;
+  const float limit = out.clamp.kind == ClampKind::none ? INFINITY : out.clamp.limit;
+  const float gate = fminf(to_float(to_bf16(both[c])), limit);
+  const float up = fmaxf(fminf(to_float(to_bf16(both[static_cast<std::size_t>(columns) + c])), limit), -limit);
+  const float wanted = gate / (1.0f + expf(-gate)) * up * weight;
   const std::byte* row = out.values + flat * out.value_stride;
   float got = 0.0f;
   if (out.format == Activation::fp8) {
@@ -284,8 +286,8 @@ void compare_results(const sm90::ResultStore& results, const Sample* samples, in
   check(cudaGetLastError(), "launch of the comparison");
 }
 
-void compare_activated(const sm90::ActivatedStore& activated, const Sample* samples, int count, int columns,
-                       const float* reference, double* sums, cudaStream_t stream) {
+void compare_activated(const sm90::ActivatedStore& activated, const Sample* samples, int count, int columns, const float* reference,
+                       double* sums, cudaStream_t stream) {
   compare_activated_kernel<<<samples_by(columns, 256, count), 256, 0, stream>>>(activated, samples, columns, reference, sums);
   check(cudaGetLastError(), "launch of the comparison");
 }

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "experts/activation/swiglu.hpp"
 #include "experts/sm90/call.hpp"
 #include "heddle/experts.hpp"
 
@@ -70,8 +69,8 @@ void launch_reference(const StoredLayer& layer, const TokenBuffer& tokens, const
 void compare_results(const sm90::ResultStore& results, const Sample* samples, int count, int columns, const float* reference,
                      double* sums, cudaStream_t stream);
 /// The same for activated rows, whose reference is made of gate and up, `columns` each.
-void compare_activated(const sm90::ActivatedStore& activated, const Sample* samples, int count, int columns,
-                       const float* reference, double* sums, cudaStream_t stream);
+void compare_activated(const sm90::ActivatedStore& activated, const Sample* samples, int count, int columns, const float* reference,
+                       double* sums, cudaStream_t stream);
 /// Adds to *bad how many e4m3 codes are NaN.
 void count_nan_codes(const std::byte* codes, std::size_t count, unsigned long long* bad, cudaStream_t stream);
 

@@ -42,7 +42,8 @@ std::vector<double> ExpertsRun::time(int calls, int replays, const Queue& queue)
   Replay replay(lanes_, [&] {
     for (int call = 0; call < calls; ++call) queue(call);
   });
-  std::vector<double> samples = replay.run(replays, [] {}, give_up_);
+  std::vector<double> samples = replay.run(
+      replays, [] {}, give_up_);
   for (double& sample : samples) sample /= calls;
   return samples;
 }
@@ -106,7 +107,8 @@ void ExpertsRun::report(Json& entry, const std::string& label, const ProductBed&
 
 bool ExpertsRun::right(ProductBed& bed, Json& entry, const std::string& label, bool activates, const Queue& queue) {
   under_way_ = "the check of:" + label;
-  const double error = bed.error_of(activates, [&] { queue(0); }, give_up_);
+  const double error = bed.error_of(
+      activates, [&] { queue(0); }, give_up_);
   const double allowed = bed.allowed_error(activates);
   entry["error"] = error;
   if (error <= allowed) return true;  // false for NaN
@@ -252,9 +254,10 @@ void ExpertsRun::matrix(const ExpertsShape& shape, WeightKind kind, bool down) {
   const Json entry{{"shape", shape.name}, {"weights", word_of(kinds, kind)}, {"product", down ? "gemm2" : "gemm1"}};
   attempt(rows_, entry, title, [&] {
     ProductBed bed(lanes_, product, most_rows, a_.seed);
-    print_line(fmt::format("\n{}: {} experts of {:.2f} MB, {} layers\n{:>10} {:<6} {:<10} {:>4} {:>9} {:>9} {:>9} {:>8} {:>8} {:>9} {:>6}",
-                           title, a_.experts, 1e-6 * bed.expert_bytes(), bed.layers(), "rows", "", "by", "ctas", "median", "least",
-                           "most", "TFLOP/s", "GB/s", "floor", "share"));
+    print_line(
+        fmt::format("\n{}: {} experts of {:.2f} MB, {} layers\n{:>10} {:<6} {:<10} {:>4} {:>9} {:>9} {:>9} {:>8} {:>8} {:>9} {:>6}",
+                    title, a_.experts, 1e-6 * bed.expert_bytes(), bed.layers(), "rows", "", "by", "ctas", "median", "least", "most",
+                    "TFLOP/s", "GB/s", "floor", "share"));
     for (const RowCounts& counts : counts_) products(bed, counts);
     if (!a_.touched.empty()) touched_costs(bed);
   });
@@ -266,12 +269,14 @@ void ExpertsRun::all(const std::function<void()>& save, const std::function<void
   prepare_streams();
   measure_launches();
   machine_ = machine_of(lanes_);  // while the GPU is awake, for its clocks
-  print_line(fmt::format("us a call, median of {} replays of a graph; rows an expert; floor: the weights streamed by bulk copies, or "
-                         "{:.0f} (e4m3) and {:.0f} (bf16) TFLOP/s, whichever takes longer; share: of the floor in the median",
-                         a_.replays, 1e-12 * tensor_rate(true), 1e-12 * tensor_rate(false)));
+  print_line(
+      fmt::format("us a call, median of {} replays of a graph; rows an expert; floor: the weights streamed by bulk copies, or "
+                  "{:.0f} (e4m3) and {:.0f} (bf16) TFLOP/s, whichever takes longer; share: of the floor in the median",
+                  a_.replays, 1e-12 * tensor_rate(true), 1e-12 * tensor_rate(false)));
   for (const std::string& shape : a_.shapes) {
     for (const std::string& kind : a_.weights) {
-      if (wants(a_.products, "gemm1") || wants(a_.products, "fused")) matrix(shape_of(shape), value_of(kinds, "--weights", kind), false);
+      if (wants(a_.products, "gemm1") || wants(a_.products, "fused"))
+        matrix(shape_of(shape), value_of(kinds, "--weights", kind), false);
       if (wants(a_.products, "gemm2")) matrix(shape_of(shape), value_of(kinds, "--weights", kind), true);
       save();
     }

@@ -14,12 +14,12 @@ class ExpertsRun {
  public:
   ExpertsRun(const ExpertsArguments& a, const std::vector<RowCounts>& counts, Lanes& lanes);
 
-  /// Throws Error if something went wrong on the GPU. What does not fit, or gives wrong results, is reported in its place. `save` is
-  /// called now and then; `give_up` when the GPU does not come to an end, and does not return.
+  /// Throws Error if something went wrong on the GPU. What does not fit, or gives wrong results, is reported in its place. `save`
+  /// is called now and then; `give_up` when the GPU does not come to an end, and does not return.
   void all(const std::function<void()>& save, const std::function<void()>& give_up);
   /// What has been measured so far, with its provenance.
   Json json() const;
-  int wrong() const { return wrong_; }                        ///< results that were off
+  int wrong() const { return wrong_; }                         ///< results that were off
   const std::string& under_way() const { return under_way_; }  ///< what is being measured
 
  private:

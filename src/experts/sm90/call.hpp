@@ -1,10 +1,11 @@
 // What a product is given: one source for host and device, passed to the kernel by value.
 #pragma once
 
+#include <climits>
 #include <cstddef>
 #include <cstdint>
 
-#include "experts/activation/swiglu.hpp"
+#include "experts/activation/clamp.hpp"
 #include "experts/sm90/tasks.hpp"
 #include "experts/sm90/weight_order.hpp"
 #include "heddle/formats.hpp"
@@ -58,11 +59,12 @@ struct ResultStore {
   RowMap map;
 };
 
-/// Gate and up activated and quantised in the epilogue, a row each at its flat place.
+/// Gate and up activated and quantised in the epilogue, a row each at its flat place: rows of the operand that the weights' kind
+/// wants. With bf16 operands and fp8 a value is an e4m3 code widened to bf16.
 struct ActivatedStore {
   Activation format = Activation::fp8;
   Quantisation quantisation;
-  SwigluClamp clamp;
+  DeviceClamp clamp;
   const float* weights = nullptr;  ///< routing weights, at the places of `map`; null: 1
   RowMap map;
   std::byte* values = nullptr;
@@ -71,12 +73,32 @@ struct ActivatedStore {
   std::size_t scale_stride = 0;  ///< bytes
 };
 
+/// A count that a kernel could not take as it was, in a word that the host reads.
+struct RefusedCount {
+  int expert = 0;
+  int count = 0;
+
+  HEDDLE_HOST_DEVICE static unsigned long long pack(int expert, int count) {
+    return static_cast<unsigned long long>(expert + 1) << 32 | static_cast<unsigned>(count);
+  }
+  static RefusedCount unpack(unsigned long long word) { return {static_cast<int>(word >> 32) - 1, static_cast<int>(word)}; }
+};
+
+/// What is made of counts that kernels find in memory: negative ones are 0, larger ones than `an_expert` that; and of all rows in
+/// the order of experts the first `all` are there, others are neither read nor written.
+struct RowLimits {
+  int an_expert = INT_MAX;
+  int all = INT_MAX;
+  unsigned long long* refused = nullptr;  ///< a RefusedCount in memory that the host can read, or null
+};
+
 /// One grouped product: for every expert its rows times its weights.
 struct ProductCall {
   OrderedMatrix weights;
   TokenRows tokens;
-  const int* counts = nullptr;  ///< rows by expert, device memory
+  const int* counts = nullptr;  ///< rows by expert, device memory; null: limits.an_expert each
   int experts = 0;
+  RowLimits limits;
   ResultStore results;
   ActivatedStore activated;  ///< instead of results where the epilogue activates
 };

@@ -3,7 +3,6 @@
 
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -12,7 +11,7 @@
 #include "experts/sm90/weights.hpp"
 #include "group/cuda_driver.hpp"
 
-namespace heddle::sm90 {
+namespace heddle::sm90::loading {
 
 inline constexpr std::size_t alignment = 256;
 inline std::size_t aligned(std::size_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
@@ -135,4 +134,4 @@ class Stage {
   float* row_scales_[2] = {};
 };
 
-}  // namespace heddle::sm90
+}  // namespace heddle::sm90::loading

@@ -1,5 +1,6 @@
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 #include <vector>
@@ -12,6 +13,9 @@
 #include "heddle/error.hpp"
 
 namespace heddle::sm90 {
+
+using namespace loading;
+
 namespace {
 
 using cuda::check;

@@ -112,7 +112,10 @@ std::size_t StoredShape::scale_pitch() const {
   return size(ceil_div(cols, detail::scale_group(kind)) * width);
 }
 
-int StoredShape::scale_rows() const { return kind == WeightKind::fp8_block ? ceil_div(rows, block) : rows; }
+int StoredShape::scale_rows() const {
+  if (kind == WeightKind::bf16) return 0;
+  return kind == WeightKind::fp8_block ? ceil_div(rows, block) : rows;
+}
 
 StoredMatrix stored_part(const WeightMatrix& matrix, const Range& rows, const Range& cols, const std::string& name) {
   const int unit = matrix.kind == WeightKind::fp8_block ? block : slab_rows;
@@ -123,7 +126,7 @@ StoredMatrix stored_part(const WeightMatrix& matrix, const Range& rows, const Ra
   StoredMatrix part{matrix.block_scale,   matrix.tensor_scale, matrix.values.data(), shape.value_pitch(),
                     matrix.scales.data(), shape.scale_pitch(), rows.first,           cols.first};
   part.values += size(rows.first) * shape.value_pitch() + before.value_pitch();
-  if (matrix.kind != WeightKind::bf16) part.scales += size(before.scale_rows()) * shape.scale_pitch() + before.scale_pitch();
+  part.scales += size(before.scale_rows()) * shape.scale_pitch() + before.scale_pitch();
   return part;
 }
 

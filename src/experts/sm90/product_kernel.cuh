@@ -8,42 +8,26 @@
 #include "experts/sm90/epilogue.cuh"
 #include "experts/sm90/loaders.cuh"
 #include "experts/sm90/mainloop.cuh"
+#include "experts/sm90/scan.cuh"
 #include "experts/sm90/shared.cuh"
 #include "experts/sm90/tasks.hpp"
 
 namespace heddle::sm90 {
 
-/// Inclusive prefix sum over a warp.
-__device__ inline int warp_prefix_sum(int value) {
-  const int lane = static_cast<int>(threadIdx.x) % warp_threads;
-#pragma unroll
-  for (int distance = 1; distance < warp_threads; distance *= 2) {
-    const int other = __shfl_up_sync(0xFFFFFFFFu, value, distance);
-    if (lane >= distance) value += other;
-  }
-  return value;
-}
-
-/// The prefix sums of rows and row blocks, into shared memory. By one warp.
+/// Where the rows and the row blocks of the experts end. By one warp.
 template <class Shape>
 __device__ void list_tasks(Shared<Shape>& shared, const ProductCall& call) {
-  const int lane = static_cast<int>(threadIdx.x) % warp_threads;
   int* row_end = shared.row_end();
   int* block_end = shared.block_end(call.experts);
-  int rows_before = 0;
   int blocks_before = 0;
-  for (int first = 0; first < call.experts; first += warp_threads) {
-    const int expert = first + lane;
-    const int rows = expert < call.experts ? call.counts[expert] : 0;
-    const int rows_here = rows_before + warp_prefix_sum(rows);
-    const int blocks_here = blocks_before + warp_prefix_sum(blocks_of(rows, Shape::most_tokens));
+  scan_rows(call.counts, call.experts, call.limits, [&](int expert, int begin, int end) {
+    const int blocks = blocks_before + warp_prefix_sum(blocks_of(end - begin, Shape::most_tokens));
     if (expert < call.experts) {
-      row_end[expert] = rows_here;
-      block_end[expert] = blocks_here;
+      row_end[expert] = end;
+      block_end[expert] = blocks;
     }
-    rows_before = __shfl_sync(0xFFFFFFFFu, rows_here, warp_threads - 1);
-    blocks_before = __shfl_sync(0xFFFFFFFFu, blocks_here, warp_threads - 1);
-  }
+    blocks_before = __shfl_sync(0xFFFFFFFFu, blocks, warp_threads - 1);
+  });
 }
 
 /// A weight row's own scale, by slab of this warpgroup.

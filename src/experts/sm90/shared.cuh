@@ -9,12 +9,13 @@
 
 namespace heddle::sm90 {
 
-/// The fused activation: values on their way out, largest magnitudes by slab and warp, scales by group.
+/// The fused activation: values on their way out, largest magnitudes by slab and warp, what makes codes (a scale, or the inverse of
+/// a power of two) by group.
 template <class Shape, bool wanted = Shape::activates>
 struct ActivationMemory {
   alignas(16) std::byte values[Shape::most_tokens * Shape::activated_stride];
-  std::int32_t peaks[tile_slabs * 4][Shape::most_tokens];
-  float scales[tile_slabs][Shape::most_tokens];
+  float peaks[tile_slabs * 4][Shape::most_tokens];
+  float factors[tile_slabs][Shape::most_tokens];
 };
 template <class Shape>
 struct ActivationMemory<Shape, false> {};

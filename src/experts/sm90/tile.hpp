@@ -69,13 +69,15 @@ struct TileShape {
   static constexpr int weight_stage_bytes =
       parts * WeightPlan{kind, false, kind == WeightKind::mxfp4, 0, 0}.chunk_bytes_of(tile_slabs);
   static constexpr int row_stage_bytes = parts * most_tokens * panel_bytes;
-  static constexpr int row_stages = (most_tokens <= 32 ? 8 : 4) / parts + (parts - 1);
+  static constexpr int row_stages = (most_tokens <= 32 ? 8 : 4) / parts;
   /// Stages whose rows are under way while the others are ready.
   static constexpr int rows_under_way = row_stages / 2;
   static constexpr int scales_a_stage = 4 * most_tokens;  ///< groups of 32: four a token
 
   /// What is left goes to weights, whose stream must never stop: 1 KiB is for barriers and alignment, 8 for lists of experts.
-  static constexpr int activated_stride = activates ? stage_columns * 2 + 16 : 0;  ///< 16 more, so that rows share no bank
+  static constexpr int activated_bytes = operand == Operand::e4m3 ? 1 : 2;  ///< of a value: an operand of the second product
+  static constexpr int activated_stride =
+      activates ? stage_columns * activated_bytes + 16 : 0;  ///< 16 more, so that rows share no bank
   static constexpr int other_bytes = row_stages * (row_stage_bytes + scales_a_stage * 4) +
                                      most_tokens * (activated_stride + (activates ? tile_slabs * 5 * 4 : 0) + 8) + 9 * 1024;
   static constexpr int weight_stages_that_fit = (most_shared_bytes - other_bytes) / (weight_stage_bytes + 16);

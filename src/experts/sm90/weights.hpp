@@ -8,6 +8,7 @@
 #include "experts/sm90/host_weights.hpp"
 #include "experts/sm90/weight_order.hpp"
 #include "heddle/device.hpp"
+#include "heddle/device_experts.hpp"
 #include "heddle/experts.hpp"
 
 namespace heddle::sm90 {
@@ -19,14 +20,6 @@ struct DeviceWeightsOptions {
   Range slice;
   /// mxfp4: room for a power of two a row and step, though the weights given now may not need it: for updates that might.
   bool step_exponents = false;
-};
-
-/// What loading took, updates included.
-struct WeightReport {
-  double seconds = 0;
-  std::size_t stored_bytes = 0;  ///< read from the host
-  std::size_t device_bytes = 0;  ///< of device memory held
-  int experts = 0;               ///< laid out; one that was laid out twice counts twice
 };
 
 /// One expert as it was stored, or this rank's slice of it.

@@ -1,0 +1,4 @@
+// In the place of the toolkit's header where kernels are compiled for the host.
+#pragma once
+
+#include "emulator/device.hpp"
