@@ -185,6 +185,8 @@ void ExpertsRun::cublas(ProductBed& bed) {
     int best = 0;
     double best_us = 0;
     for (int algorithm = 0; algorithm < dense.algorithms(); ++algorithm) {
+      queue_with(algorithm)(0);  // kernels are loaded at their first launch, not while a stream is captured
+      lanes_.settle(give_up_);
       const double us = median(time(calls, 3, queue_with(algorithm)));
       if (algorithm > 0 && us >= best_us) continue;
       best = algorithm;
