@@ -48,7 +48,8 @@ inline float weight_value(const std::uint64_t* group, int row_thread, int half, 
   const int which = half + 2 * (e4m3 ? k / 16 : k / 8);
   const auto* product = reinterpret_cast<const Product*>(group[row_thread + quad]);
   const std::uint32_t word = *product->a[which];
-  return e4m3 ? from_e4m3(static_cast<std::uint8_t>(word >> (8 * (k % 4)))) : to_float(bf16{static_cast<std::uint16_t>(word >> (16 * (k % 2)))});
+  return e4m3 ? from_e4m3(static_cast<std::uint8_t>(word >> (8 * (k % 4))))
+              : to_float(bf16{static_cast<std::uint16_t>(word >> (16 * (k % 2)))});
 }
 
 /// All threads of the warpgroup multiply what they issued in the same place.
@@ -100,10 +101,10 @@ namespace cute {
 namespace SM90::GMMA {
 enum class Major { K, MN };
 enum class ScaleOut { Zero = 0, One = 1 };
-#define HEDDLE_EMULATED(n)                                                         \
-  template <int = 1, int = 1>                                                      \
+#define HEDDLE_EMULATED(n)                                                           \
+  template <int = 1, int = 1>                                                        \
   struct MMA_64x##n##x32_F32E4M3E4M3_RS_TN : heddle::emulator::Multiply<true, n> {}; \
-  template <Major, Major>                                                          \
+  template <Major, Major>                                                            \
   struct MMA_64x##n##x16_F32BF16BF16_RS : heddle::emulator::Multiply<false, n> {};
 HEDDLE_EMULATED(8)
 HEDDLE_EMULATED(16)
