@@ -36,7 +36,7 @@ void prepare_products(WeightKind kind) {
     for (const bool activates : {false, true}) {
       const ProductKernel kernel = find_kernel(kind, blocks, activates);
       const auto most = static_cast<int>(kernel.shared_bytes_for(most_experts));
-      check(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
+      cuda::check(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
             "cudaFuncSetAttribute for a product of the experts");
     }
   }
