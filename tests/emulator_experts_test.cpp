@@ -301,7 +301,8 @@ struct Activated {
 template <class Shape>
 void check_activated(const Inputs& in, const Activated& wanted, unsigned seed) {
   const int width = in.wanted.rows;
-  const std::size_t bytes = size(width) * (wanted.format == Activation::fp8 ? 1 : 2);
+  const bool wide = in.plan.shape().operand == Operand::bf16;  // codes are widened too
+  const std::size_t bytes = size(width) * (wide ? 2 : 1);
   const std::size_t groups = size((width + wanted.quantisation.group - 1) / wanted.quantisation.group);
   const std::size_t scale_bytes =
       wanted.format == Activation::bf16 ? 0 : groups * (wanted.quantisation.scale == ScaleFormat::f32 ? 4 : 1);
@@ -315,18 +316,30 @@ void check_activated(const Inputs& in, const Activated& wanted, unsigned seed) {
   std::vector<std::byte> expected_values = values;
   std::vector<std::byte> expected_scales = scales;
 
-  const SwigluClamp clamp{wanted.clamped, 0.5f};
+  const DeviceClamp clamp = DeviceClamp::of(wanted.clamped ? std::optional(0.5f) : std::nullopt);
   const std::vector<float> sums = all_sums(in);
   std::vector<float> v(size(width));
   for (int row = 0; row < in.tokens; ++row) {
     for (std::size_t i = 0; i < size(width); ++i) {
       const float* gate = sums.data() + size(row) * 2 * size(width);
-      v[i] = swiglu(to_bf16(gate[i]), to_bf16(gate[size(width) + i]), clamp) * (wanted.weighted ? weights[size(row)] : 1.0f);
+      std::uint32_t gates[1] = {ptx::to_bf16_pair(gate[i], 0.0f)};
+      std::uint32_t ups[1] = {ptx::to_bf16_pair(gate[size(width) + i], 0.0f)};
+      float pair[2];
+      activate(gates, ups, clamp, wanted.weighted ? weights[size(row)] : 1.0f, pair);
+      v[i] = pair[0];
     }
     std::byte* to = expected_values.data() + size(row) * value_stride;
     if (wanted.format == Activation::fp8) {
-      quantise_fp8(v.data(), width, wanted.quantisation, reinterpret_cast<std::uint8_t*>(to),
-                   expected_scales.data() + size(row) * scale_stride);
+      std::vector<std::uint8_t> codes(size(width));
+      quantise_fp8(v.data(), width, wanted.quantisation, codes.data(), expected_scales.data() + size(row) * scale_stride);
+      for (std::size_t i = 0; i < size(width); ++i) {
+        const bf16 value = to_bf16(from_e4m3(codes[i]));
+        if (wide) {
+          std::memcpy(to + 2 * i, &value, 2);
+        } else {
+          to[i] = static_cast<std::byte>(codes[i]);
+        }
+      }
     } else {
       for (std::size_t i = 0; i < size(width); ++i) {
         const bf16 value = to_bf16(v[i]);

@@ -78,7 +78,7 @@ std::string where_all_are() {
   std::map<std::string, int> places;
   for (const Fiber& fiber : machine->fibers) places[fiber.done ? "the end" : fiber.where] += 1;
   std::string text = "no thread of the CTA gets any further:";
-  for (const auto& [place, count] : places) text += " " + std::to_string(count) + " at " + place + ";";
+  for (const auto& [place, count] : places) text.append(" ").append(std::to_string(count)).append(" at ").append(place).append(";");
   return text;
 }
 

@@ -37,7 +37,7 @@ void prepare_products(WeightKind kind) {
       const ProductKernel kernel = find_kernel(kind, blocks, activates);
       const auto most = static_cast<int>(kernel.shared_bytes_for(most_experts));
       cuda::check(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
-            "cudaFuncSetAttribute for a product of the experts");
+                  "cudaFuncSetAttribute for a product of the experts");
     }
   }
 }
