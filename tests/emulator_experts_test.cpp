@@ -258,11 +258,184 @@ void check_shapes(TokenScales scaling) {
   check_kind<kind>({kind, true, 192, 320, {9, 0, 0, 33, 1}, scaling}, seed + 20);
 }
 
-TEST(Engine, Mxfp4) { check_shapes<WeightKind::mxfp4>(TokenScales::by_128); }
-TEST(Engine, Fp8Block) { check_shapes<WeightKind::fp8_block>(TokenScales::by_128); }
-TEST(Engine, Bf16) { check_shapes<WeightKind::bf16>(TokenScales::none); }
-TEST(Engine, Nvfp4) { check_shapes<WeightKind::nvfp4>(TokenScales::none); }
-TEST(Engine, Mxfp8) { check_shapes<WeightKind::mxfp8>(TokenScales::none); }
+TEST(StoredSums, Mxfp4) { check_shapes<WeightKind::mxfp4>(TokenScales::by_128); }
+TEST(StoredSums, Fp8Block) { check_shapes<WeightKind::fp8_block>(TokenScales::by_128); }
+TEST(StoredSums, Bf16) { check_shapes<WeightKind::bf16>(TokenScales::none); }
+TEST(StoredSums, Nvfp4) { check_shapes<WeightKind::nvfp4>(TokenScales::none); }
+TEST(StoredSums, Mxfp8) { check_shapes<WeightKind::mxfp8>(TokenScales::none); }
+
+TEST(StoredSums, RowBlocksOfEverySize) {
+  const unsigned seed = std::random_device{}();
+  check_kind<WeightKind::fp8_block>({WeightKind::fp8_block, false, 64, 128, {130, 65, 40, 8}, TokenScales::by_128}, seed);
+  check_kind<WeightKind::bf16>({WeightKind::bf16, false, 64, 128, {100, 65, 16}, TokenScales::none}, seed + 10);
+}
+
+TEST(StoredSums, StepExponents) {
+  check_kind<WeightKind::mxfp4>({WeightKind::mxfp4, true, 64, 320, {11, 2}, TokenScales::by_128, ScaleFormat::ue8m0, true},
+                                std::random_device{}());
+}
+
+TEST(StoredSums, ScalesAsFloats) {
+  const unsigned seed = std::random_device{}();
+  check_kind<WeightKind::fp8_block>({WeightKind::fp8_block, true, 64, 1088, {35}, TokenScales::by_128, ScaleFormat::f32}, seed);
+  check_kind<WeightKind::mxfp8>({WeightKind::mxfp8, false, 64, 320, {7}, TokenScales::by_128, ScaleFormat::f32}, seed + 10);
+  check_kind<WeightKind::nvfp4>({WeightKind::nvfp4, true, 64, 192, {9}, TokenScales::by_128, ScaleFormat::ue8m0}, seed + 20);
+}
+
+TEST(StoredSums, GroupsOf32) {
+  const unsigned seed = std::random_device{}();
+  check_kind<WeightKind::mxfp4>({WeightKind::mxfp4, true, 64, 192, {9, 3}, TokenScales::by_32, ScaleFormat::ue8m0}, seed);
+  check_kind<WeightKind::fp8_block>({WeightKind::fp8_block, false, 64, 320, {9}, TokenScales::by_32, ScaleFormat::f32}, seed + 10);
+  check_kind<WeightKind::bf16>({WeightKind::bf16, false, 64, 192, {5}, TokenScales::by_32, ScaleFormat::ue8m0}, seed + 20);
+}
+
+// ---- Gate and up activated in the epilogue ----------------------------------------------------------------------------
+
+struct Activated {
+  Activation format = Activation::fp8;
+  Quantisation quantisation;
+  bool clamped = false;
+  bool weighted = false;
+};
+
+template <class Shape>
+void check_activated(const Inputs& in, const Activated& wanted, unsigned seed) {
+  const int width = in.wanted.rows;
+  const bool wide = in.plan.shape().operand == Operand::bf16;  // codes are widened too
+  const std::size_t bytes = size(width) * (wide ? 2 : 1);
+  const std::size_t groups = size((width + wanted.quantisation.group - 1) / wanted.quantisation.group);
+  const std::size_t scale_bytes =
+      wanted.format == Activation::bf16 ? 0 : groups * (wanted.quantisation.scale == ScaleFormat::f32 ? 4 : 1);
+  const std::size_t value_stride = bytes + 16;
+  const std::size_t scale_stride = scale_bytes + 4;
+  Random random(seed);
+  std::vector<float> weights(size(in.tokens));
+  for (float& weight : weights) weight = 0.01f * static_cast<float>(pick(random, 1, 100));
+  std::vector<std::byte> values(size(in.tokens + 1) * value_stride, std::byte{0xAB});
+  std::vector<std::byte> scales(size(in.tokens + 1) * scale_stride, std::byte{0xAB});
+  std::vector<std::byte> expected_values = values;
+  std::vector<std::byte> expected_scales = scales;
+
+  const DeviceClamp clamp = DeviceClamp::of(wanted.clamped ? std::optional(0.5f) : std::nullopt);
+  const std::vector<float> sums = all_sums(in);
+  std::vector<float> v(size(width));
+  for (int row = 0; row < in.tokens; ++row) {
+    for (std::size_t i = 0; i < size(width); ++i) {
+      const float* gate = sums.data() + size(row) * 2 * size(width);
+      std::uint32_t gates[1] = {ptx::to_bf16_pair(gate[i], 0.0f)};
+      std::uint32_t ups[1] = {ptx::to_bf16_pair(gate[size(width) + i], 0.0f)};
+      float pair[2];
+      activate(gates, ups, clamp, wanted.weighted ? weights[size(row)] : 1.0f, pair);
+      v[i] = pair[0];
+    }
+    std::byte* to = expected_values.data() + size(row) * value_stride;
+    if (wanted.format == Activation::fp8) {
+      std::vector<std::uint8_t> codes(size(width));
+      quantise_fp8(v.data(), width, wanted.quantisation, codes.data(), expected_scales.data() + size(row) * scale_stride);
+      for (std::size_t i = 0; i < size(width); ++i) {
+        const bf16 value = to_bf16(from_e4m3(codes[i]));
+        if (wide) {
+          std::memcpy(to + 2 * i, &value, 2);
+        } else {
+          to[i] = static_cast<std::byte>(codes[i]);
+        }
+      }
+    } else {
+      for (std::size_t i = 0; i < size(width); ++i) {
+        const bf16 value = to_bf16(v[i]);
+        std::memcpy(to + 2 * i, &value, 2);
+      }
+    }
+  }
+
+  ProductCall call;
+  call.weights = in.matrix();
+  call.tokens = in.rows();
+  call.counts = in.wanted.counts.data();
+  call.experts = static_cast<int>(in.wanted.counts.size());
+  call.activated = {wanted.format, wanted.quantisation, clamp,        wanted.weighted ? weights.data() : nullptr,
+                    RowMap{},      values.data(),       value_stride, scales.data(),
+                    scale_stride};
+  run<Shape>(call, pick(random, 1, 2), seed, Products::at_wait);
+  int wrong = 0;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (values[i] != expected_values[i] && ++wrong <= 5) {
+      ADD_FAILURE() << "row " << i / value_stride << ", byte " << i % value_stride << ": " << static_cast<int>(values[i])
+                    << ", expected " << static_cast<int>(expected_values[i]);
+    }
+  }
+  EXPECT_EQ(wrong, 0);
+  EXPECT_TRUE(scales == expected_scales);
+}
+
+template <WeightKind kind>
+void check_activations(const Case& wanted, const Activated& activated, unsigned seed) {
+  SCOPED_TRACE(::testing::Message() << "kind " << static_cast<int>(kind) << ", seed " << seed);
+  constexpr int most = slab_shape(kind).operand == Operand::e4m3 ? 128 : 96;
+  Random random(seed);
+  const Inputs in(random, wanted);
+  check_activated<TileShape<kind, 4, 32, true>>(in, activated, seed);
+  check_activated<TileShape<kind, 2, most, true>>(in, activated, seed + 1);
+}
+
+TEST(ActivatedSums, GroupsOf128) {
+  const unsigned seed = std::random_device{}();
+  const Case uneven{WeightKind::mxfp4, true, 320, 128, {5, 0, 34}, TokenScales::by_128};
+  check_activations<WeightKind::mxfp4>(uneven, {Activation::fp8, {128, ScaleFormat::ue8m0}, true, true}, seed);
+  check_activations<WeightKind::fp8_block>({WeightKind::fp8_block, true, 192, 192, {3, 9}, TokenScales::by_128},
+                                           {Activation::fp8, {128, ScaleFormat::f32}, false, false}, seed + 10);
+}
+
+TEST(ActivatedSums, GroupsOf32) {
+  check_activations<WeightKind::mxfp4>({WeightKind::mxfp4, true, 192, 128, {10}, TokenScales::by_32},
+                                       {Activation::fp8, {32, ScaleFormat::ue8m0}, false, true}, std::random_device{}());
+}
+
+TEST(ActivatedSums, Bf16) {
+  const unsigned seed = std::random_device{}();
+  check_activations<WeightKind::bf16>({WeightKind::bf16, true, 192, 128, {6, 35}, TokenScales::none},
+                                      {Activation::bf16, {}, true, true}, seed);
+  check_activations<WeightKind::nvfp4>({WeightKind::nvfp4, true, 64, 128, {6}, TokenScales::by_128},
+                                       {Activation::fp8, {}, false, true}, seed + 10);
+}
+
+// ---- Row maps -----------------------------------------------------------------------------------------------------------
+
+/// Tokens gathered by a list from regions an expert, results to where the experts' rows begin.
+TEST(RowMaps, RegionsListsAndGathers) {
+  const unsigned seed = std::random_device{}();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  Random random(seed);
+  const Inputs in(random, {WeightKind::mxfp4, false, 64, 128, {3, 0, 12}, TokenScales::by_128});
+  const std::vector<float> expected = all_sums(in);
+  // Row i of expert e is token (flat row) region[e * 16 + i]; its result goes to row begin[e] + i.
+  std::vector<int> region(3 * 16, -1);
+  std::iota(region.begin(), region.begin() + 3, 0);
+  std::iota(region.begin() + 32, region.begin() + 44, 3);
+  const std::vector<int> begin{20, 0, 4};
+  std::vector<bf16> out(32 * 64, bf16{poison});
+  ProductCall call;
+  call.weights = in.matrix();
+  call.tokens = in.rows();
+  call.tokens.map = {RowMap::Kind::blocks, 16, nullptr, region.data()};
+  call.counts = in.wanted.counts.data();
+  call.experts = 3;
+  call.results = {out.data(), 64, 64, {RowMap::Kind::listed, 0, begin.data(), nullptr}};
+  run<TileShape<WeightKind::mxfp4, 4, 32, false>>(call, 2, seed, Products::at_wait);
+  for (int row = 0; row < 32; ++row) {
+    const int flat = row >= 20 && row < 23 ? row - 20 : row >= 4 && row < 16 ? row - 4 + 3 : -1;
+    for (int n = 0; n < 64; ++n) {
+      const std::uint16_t want = flat < 0 ? poison : to_bf16(expected[size(flat) * 64 + size(n)]).bits;
+      ASSERT_EQ(out[size(row) * 64 + size(n)].bits, want) << "row " << row << ", column " << n;
+    }
+  }
+}
+
+TEST(RowMaps, NoRowsAtAll) {
+  Random random(1);
+  const Inputs in(random, {WeightKind::bf16, false, 64, 128, {0, 0}, TokenScales::none});
+  check_stored<TileShape<WeightKind::bf16, 4, 32, false>>(in, 1, Products::at_wait);
+}
 
 }  // namespace
 }  // namespace heddle::sm90

@@ -78,7 +78,7 @@ std::string where_all_are() {
   std::map<std::string, int> places;
   for (const Fiber& fiber : machine->fibers) places[fiber.done ? "the end" : fiber.where] += 1;
   std::string text = "no thread of the CTA gets any further:";
-  for (const auto& [place, count] : places) text += " " + std::to_string(count) + " at " + place + ";";
+  for (const auto& [place, count] : places) text.append(" ").append(std::to_string(count)).append(" at ").append(place).append(";");
   return text;
 }
 
@@ -109,27 +109,31 @@ void run_cta() {
 
 }  // namespace
 
-void launch(const Launch& launch, const std::function<void()>& kernel) {
-  for (int cta = 0; cta < launch.ctas; ++cta) {
-    Machine one;
-    one.random.seed(launch.seed + static_cast<unsigned>(cta));
-    one.products = launch.products;
-    one.kernel = &kernel;
-    one.fibers = std::vector<Fiber>(static_cast<std::size_t>(launch.threads));
-    machine = &one;
-    blockIdx = {static_cast<unsigned>(cta), 0, 0};
-    gridDim = {static_cast<unsigned>(launch.ctas), 1, 1};
-    blockDim = {static_cast<unsigned>(launch.threads), 1, 1};
-    for (Fiber& fiber : one.fibers) {
-      getcontext(&fiber.context);
-      fiber.context.uc_stack.ss_sp = fiber.stack.get();
-      fiber.context.uc_stack.ss_size = stack_bytes;
-      fiber.context.uc_link = nullptr;
-      makecontext(&fiber.context, run_fiber, 0);
-    }
-    run_cta();
+namespace {
+void launch_cta(const Launch& launch, int cta, const std::function<void()>& kernel) {
+  Machine one;
+  one.random.seed(launch.seed + static_cast<unsigned>(cta));
+  one.products = launch.products;
+  one.kernel = &kernel;
+  one.fibers.resize(static_cast<std::size_t>(launch.threads));
+  machine = &one;
+  blockIdx = {static_cast<unsigned>(cta), 0, 0};
+  gridDim = {static_cast<unsigned>(launch.ctas), 1, 1};
+  blockDim = {static_cast<unsigned>(launch.threads), 1, 1};
+  for (Fiber& fiber : one.fibers) {
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.get();
+    fiber.context.uc_stack.ss_size = stack_bytes;
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, run_fiber, 0);
   }
+  run_cta();
   machine = nullptr;
+}
+}  // namespace
+
+void launch(const Launch& launch, const std::function<void()>& kernel) {
+  for (int cta = 0; cta < launch.ctas; ++cta) launch_cta(launch, cta, kernel);
 }
 
 void yield(const char* what) {
