@@ -52,6 +52,7 @@ if(TARGET heddle_command)
   list(FILTER HEDDLE_BENCH_KERNELS EXCLUDE REGEX "/bench_cutlass.cu$")
   add_library(heddle_bench_kernels OBJECT ${HEDDLE_BENCH_KERNELS})
   target_include_directories(heddle_bench_kernels PRIVATE $<TARGET_PROPERTY:heddle_cuda,INCLUDE_DIRECTORIES>)
+  target_include_directories(heddle_bench_kernels SYSTEM PRIVATE ${CUTLASS_INCLUDE_DIR})
   target_compile_options(heddle_bench_kernels PRIVATE $<TARGET_PROPERTY:heddle_cuda,COMPILE_OPTIONS>)
   # CUTLASS's own kernel, contracted sums included: a peer is compiled as its authors do it.
   add_library(heddle_bench_cutlass OBJECT tools/heddle/bench_cutlass.cu)
