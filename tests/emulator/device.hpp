@@ -13,6 +13,7 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __shared__
+#define __align__(bytes)
 
 inline heddle::emulator::Index threadIdx;
 inline heddle::emulator::Index blockIdx;

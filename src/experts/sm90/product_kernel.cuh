@@ -30,6 +30,14 @@ __device__ void list_tasks(Shared<Shape>& shared, const ProductCall& call) {
   });
 }
 
+/// The weights, of a kind that the compiler knows: what follows from it are numbers then, not loads.
+template <class Shape>
+__device__ OrderedMatrix weights_of(const ProductCall& call) {
+  OrderedMatrix weights = call.weights;
+  weights.plan.kind = Shape::kind;
+  return weights;
+}
+
 /// A weight row's own scale, by slab of this warpgroup.
 template <class Shape>
 __device__ void read_row_scales(const OrderedMatrix& weights, const Task& task, const MathThread& me,
@@ -58,18 +66,19 @@ template <class Shape, int tokens>
 __device__ void compute_task(Shared<Shape>& shared, const ProductCall& call, const TaskList& tasks, int index, const MathThread& me,
                              MathPosition<Shape>& at) {
   constexpr WeightScale scale = weight_scale(Shape::kind);
-  const WeightPlan& plan = call.weights.plan;
+  const OrderedMatrix weights = weights_of<Shape>(call);
+  const WeightPlan& plan = weights.plan;
   Sums<Shape, tokens> sums;
   {
     const Task task = tasks.find(index);
     RowPair constant[Shape::slabs];
-    if constexpr (scale == WeightScale::constant) read_row_scales<Shape>(call.weights, task, me, constant);
+    if constexpr (scale == WeightScale::constant) read_row_scales<Shape>(weights, task, me, constant);
     MainLoop<Shape, tokens> loop(shared, at, plan, me.first_slab, plan.slabs_of(task.tile), call.tokens.scaling);
     loop.run(plan.steps() / Shape::parts, constant, sums);
   }
   const Task task = tasks.find(index);  // once more: registers are short in the loop
   if constexpr (scale == WeightScale::by_step || scale == WeightScale::at_end)
-    scale_sums<Shape, tokens>(call.weights, task, me, sums);
+    scale_sums<Shape, tokens>(weights, task, me, sums);
   if constexpr (Shape::activates) {
     ActivationEpilogue<Shape, tokens>(shared, call.activated, plan, task, me).run(sums);
   } else {
@@ -113,10 +122,11 @@ template <class Shape>
 __device__ void load(Shared<Shape>& shared, const ProductCall& call, const TaskList& tasks) {
   const int thread = static_cast<int>(threadIdx.x) - Shape::math_threads;
   const int warp = thread / warp_threads;
-  const WeightPlan& plan = call.weights.plan;
+  const OrderedMatrix weights = weights_of<Shape>(call);
+  const WeightPlan& plan = weights.plan;
   const int stages = plan.steps() / Shape::parts;
   if (warp == 0) {
-    if (thread == 0) load_weights(shared, call.weights, tasks);
+    if (thread == 0) load_weights(shared, weights, tasks);
   } else if (warp == 1) {
     if (call.tokens.scaling == TokenScales::none) return;
     const int group = call.tokens.scaling == TokenScales::by_32 ? 32 : 128;
@@ -133,9 +143,9 @@ __device__ void load(Shared<Shape>& shared, const ProductCall& call, const TaskL
 /// Launched with Shape::threads threads and Shared<Shape>::bytes(experts) bytes of dynamic shared memory, a CTA a SM.
 template <class Shape>
 __global__ void __launch_bounds__(Shape::threads, 1) product_kernel(const __grid_constant__ ProductCall call) {
-  extern __shared__ std::byte memory[];
-  constexpr auto alignment = static_cast<std::uintptr_t>(alignof(Shared<Shape>));
-  auto& shared = *reinterpret_cast<Shared<Shape>*>((reinterpret_cast<std::uintptr_t>(memory) + alignment - 1) & ~(alignment - 1));
+  extern __shared__ __align__(1024) std::byte memory[];  // aligned by its declaration: arithmetic would make generic loads of all
+  static_assert(alignof(Shared<Shape>) <= 1024);
+  auto& shared = *reinterpret_cast<Shared<Shape>*>(memory);
   const int warp = static_cast<int>(threadIdx.x) / warp_threads;
   if (warp == 0) list_tasks(shared, call);
   if (threadIdx.x == warp_threads) {
