@@ -14,6 +14,7 @@
 #include "gpu/buffers.hpp"
 #include "gpu/waiting.hpp"
 #include "heddle/device_experts.hpp"
+#include "heddle/error.hpp"
 
 namespace heddle::testing {
 
@@ -78,6 +79,28 @@ struct Arrangement {
     return made;
   }
   int rows() const { return static_cast<int>(choice_of.size()); }
+  /// By row; -1 and NaN: padding.
+  std::vector<int> tokens(const Batch& batch) const {
+    std::vector<int> out;
+    for (const int choice : choice_of) out.push_back(choice < 0 ? -1 : choice / batch.topk);
+    return out;
+  }
+  std::vector<float> weights(const Batch& batch) const {
+    std::vector<float> out;
+    for (const int choice : choice_of) out.push_back(choice < 0 ? std::nanf("") : batch.weights[size(choice)]);
+    return out;
+  }
+  /// Rows of `hidden` values, by choice; poison where there is none.
+  std::vector<bf16> by_choice(const std::vector<bf16>& rows_of_values, const Batch& batch, int hidden) const {
+    std::vector<bf16> out(size(batch.choices()) * size(hidden), bf16{poison_bits});
+    for (int row = 0; row < rows(); ++row) {
+      const int choice = choice_of[size(row)];
+      if (choice < 0) continue;
+      const auto from = rows_of_values.begin() + static_cast<std::ptrdiff_t>(row) * hidden;
+      std::copy(from, from + hidden, out.begin() + static_cast<std::ptrdiff_t>(choice) * hidden);
+    }
+    return out;
+  }
 
  private:
   void add(Random& random, const Batch& batch, int expert) {
@@ -92,27 +115,31 @@ struct Arrangement {
   }
 };
 
-/// Rows in device memory; row r of them is row source[r] of `rows`, or NaN where that is -1.
+/// Row r is row source[r] of `rows`, or NaN where that is -1.
+inline std::vector<std::byte> gathered(const OwnedRows& rows, const std::vector<int>& source) {
+  const std::size_t stride = rows.view.value_stride;
+  std::vector<std::byte> copies(source.size() * stride, std::byte{0xFF});  // NaN in every format
+  for (std::size_t row = 0; row < source.size(); ++row) {
+    if (source[row] >= 0) std::memcpy(copies.data() + row * stride, rows.bytes.data() + size(source[row]) * stride, stride);
+  }
+  return copies;
+}
+
+/// Rows in device memory.
 class DeviceRows {
  public:
-  explicit DeviceRows(const OwnedRows& rows) : bytes_(0, rows.bytes), view_(rows.view) { place(rows); }
-  DeviceRows(const OwnedRows& rows, const std::vector<int>& source)
-      : bytes_(0, std::max<std::size_t>(1, source.size() * rows.view.value_stride)), view_(rows.view) {
-    const std::size_t stride = rows.view.value_stride;
-    std::vector<std::byte> copies(source.size() * stride, std::byte{0xFF});  // NaN in every format
-    for (std::size_t row = 0; row < source.size(); ++row) {
-      if (source[row] >= 0) std::memcpy(copies.data() + row * stride, rows.bytes.data() + size(source[row]) * stride, stride);
-    }
-    bytes_.write(copies);
-    place(rows);
+  /// `bytes` are rows made as `like`'s; there may be room for more.
+  DeviceRows(const OwnedRows& like, const std::vector<std::byte>& bytes, std::size_t room = 0)
+      : bytes_(0, std::max({room, bytes.size(), std::size_t{1}})), view_(like.view) {
+    write(bytes);
+    view_.values = bytes_.data();
+    view_.scales = like.view.scales == nullptr ? nullptr : bytes_.data() + (like.view.scales - like.bytes.data());
   }
+  explicit DeviceRows(const OwnedRows& rows) : DeviceRows(rows, rows.bytes) {}
+  void write(const std::vector<std::byte>& bytes) { bytes_.write(bytes); }
   const RowView& view() const { return view_; }
 
  private:
-  void place(const OwnedRows& rows) {
-    view_.values = bytes_.data();
-    view_.scales = rows.view.scales == nullptr ? nullptr : bytes_.data() + (rows.view.scales - rows.bytes.data());
-  }
   Buffer<std::byte> bytes_;
   RowView view_;
 };
@@ -208,14 +235,8 @@ class ExpertsBed {
   /// The pairs by contiguous or, where the arrangement is in blocks, masked.
   std::vector<bf16> arranged(const Batch& batch, const Arrangement& pairs, int expected_rows = 0) {
     const std::string what = pairs.block_rows > 0 ? "masked runner" : "contiguous runner";
-    std::vector<int> token_of;
-    std::vector<float> row_weights;
-    for (const int choice : pairs.choice_of) {
-      token_of.push_back(choice < 0 ? -1 : choice / batch.topk);
-      row_weights.push_back(choice < 0 ? std::nanf("") : batch.weights[size(choice)]);
-    }
-    const DeviceRows rows(batch.rows, token_of);
-    const Buffer<float> weights(0, row_weights);
+    const DeviceRows rows(batch.rows, gathered(batch.rows, pairs.tokens(batch)));
+    const Buffer<float> weights(0, pairs.weights(batch));
     const Buffer<int> begin(0, pairs.begin);
     const Buffer<int> counts(0, pairs.counts);
     const DeviceResults out(pairs.rows(), hidden());
@@ -225,7 +246,7 @@ class ExpertsBed {
       experts.contiguous(rows.view(), begin.data(), counts.data(), weights.data(), out.rows(), stream, expected_rows);
     }
     settle(what);
-    return by_choice(out.read(what, [&](int row) { return pairs.choice_of[size(row)] >= 0; }), batch, pairs);
+    return pairs.by_choice(out.read(what, [&](int row) { return pairs.choice_of[size(row)] >= 0; }), batch, hidden());
   }
 
   std::vector<bf16> dense(const OwnedRows& made, int expert = 0) {
@@ -236,26 +257,23 @@ class ExpertsBed {
     return out.read("dense runner", [](int) { return true; });
   }
 
-  /// Waits for what is queued; every count has to have fitted.
+  /// Waits for what is queued. Every count has to have fitted, or, with `must_refuse`, one has not: `refusal` says which.
   void settle(const std::string& what) {
     wait_for(stream, what);
-    experts.throw_if_failed();
+    try {
+      experts.throw_if_failed();
+      EXPECT_FALSE(must_refuse) << what << ": a count that does not fit was not reported";
+    } catch (const Error& error) {
+      if (!must_refuse) throw;
+      EXPECT_EQ(error.kind(), ErrorKind::fault);
+      refusal = error.what();
+    }
   }
 
   DeviceExperts experts;
   cudaStream_t stream = nullptr;
-
- private:
-  std::vector<bf16> by_choice(const std::vector<bf16>& rows, const Batch& batch, const Arrangement& pairs) const {
-    std::vector<bf16> out(size(batch.choices()) * size(hidden()), bf16{poison_bits});
-    for (int row = 0; row < pairs.rows(); ++row) {
-      const int choice = pairs.choice_of[size(row)];
-      if (choice < 0) continue;
-      const auto from = rows.begin() + static_cast<std::ptrdiff_t>(row) * hidden();
-      std::copy(from, from + hidden(), out.begin() + static_cast<std::ptrdiff_t>(choice) * hidden());
-    }
-    return out;
-  }
+  bool must_refuse = false;
+  std::string refusal;
 };
 
 /// Room for a batch's pairs, `spare` rows more, and calls of its tokens.
