@@ -1,6 +1,5 @@
 // The experts of one GPU: how calls behave. Captured calls that follow the counts in memory, counts that do not fit, weights that
 // change, slices, wrong arguments. What is computed is in experts_gpu_test.cpp.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -11,9 +10,6 @@
 namespace heddle::testing {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::AnyOf;
-using ::testing::HasSubstr;
 
 class ExpertCallsGpu : public ::testing::TestWithParam<WeightKind> {
  protected:
