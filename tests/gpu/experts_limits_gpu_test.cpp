@@ -158,12 +158,12 @@ TEST_P(ExpertLimitsGpu, DenseRowsBeyondTheCount) {
     DeviceResults out(30, hidden);
     const Buffer<int> count(0, std::vector<int>{here});
     bed.must_refuse = true;
-    bed.experts.dense(tokens.view(), 20, out.rows(), bed.stream, 0, count.data());
+    bed.experts.dense(tokens.view(), 20, out.rows(), bed.stream, 1, count.data());
     bed.settle("dense rows that do not fit");
-    EXPECT_THAT(bed.refusal, HasSubstr(std::to_string(here) + " rows"));
+    EXPECT_THAT(bed.refusal, HasSubstr(std::to_string(here) + " rows for local expert 1"));
     bed.must_refuse = false;
     const auto got = out.read("dense", [&](int row) { return here > 0 && row < 20; });
-    if (here > 0) expect_rows_of(got, bed.dense(made, 0), 0, 20, "dense");
+    if (here > 0) expect_rows_of(got, bed.dense(made, 1), 0, 20, "dense");
   }
 }
 
