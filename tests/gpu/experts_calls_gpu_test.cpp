@@ -10,7 +10,6 @@
 namespace heddle::testing {
 namespace {
 
-
 class ExpertCallsGpu : public ::testing::TestWithParam<WeightKind> {
  protected:
   void SetUp() override { SKIP_WITHOUT_GPU(); }
