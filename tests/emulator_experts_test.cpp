@@ -66,8 +66,16 @@ struct Inputs {
   int group() const { return wanted.scaling == TokenScales::by_32 ? 32 : 128; }
   int groups() const { return wanted.scaling == TokenScales::none ? 0 : (wanted.cols + group() - 1) / group(); }
 
-  TokenRows rows() const {
-    return {values.data(), value_stride, scales.data(), scale_stride, wanted.scaling, wanted.format, RowMap{}};
+  /// As boxes of so many rows, or one by one: 0.
+  TokenRows rows(int box_rows) const {
+    TokenRows rows{values.data(), value_stride, scales.data(), scale_stride, wanted.scaling, wanted.format, RowMap{}, 0, {}};
+    if (box_rows == 0) return rows;
+    rows.readable = tokens;
+    const std::size_t row_bytes = size(wanted.cols) * (plan.shape().operand == Operand::e4m3 ? 1 : 2);
+    const emulator::RowBoxes boxes{values.data(), value_stride, row_bytes, tokens, box_rows};
+    static_assert(sizeof boxes <= sizeof rows.tensor);
+    std::memcpy(rows.tensor.words, &boxes, sizeof boxes);
+    return rows;
   }
   OrderedMatrix matrix() const { return {plan, chunks.data(), expert_stride, row_scales.empty() ? nullptr : row_scales.data()}; }
 
@@ -207,7 +215,7 @@ constexpr std::uint16_t poison = 0xABCD;
 
 /// Runs the case with the sums stored, rows scattered by `target`, and compares every value.
 template <class Shape>
-void check_stored(const Inputs& in, unsigned seed, Products products) {
+void check_stored(const Inputs& in, unsigned seed, Products products, bool in_boxes) {
   const std::vector<float> expected = all_sums(in);
   const int width = in.plan.rows;
   const std::size_t stride = size(width) + 8;
@@ -218,7 +226,7 @@ void check_stored(const Inputs& in, unsigned seed, Products products) {
   std::vector<bf16> out(size(in.tokens + 1) * stride, bf16{poison});
   ProductCall call;
   call.weights = in.matrix();
-  call.tokens = in.rows();
+  call.tokens = in.rows(in_boxes ? Shape::box_rows : 0);
   call.counts = in.wanted.counts.data();
   call.experts = static_cast<int>(in.wanted.counts.size());
   call.results = {out.data(), stride, in.wanted.rows, {RowMap::Kind::flat, 0, nullptr, target.data()}};
@@ -237,7 +245,7 @@ void check_stored(const Inputs& in, unsigned seed, Products products) {
   for (std::size_t n = 0; n < stride; ++n) ASSERT_EQ(out[size(in.tokens) * stride + n].bits, poison) << "a row that is nobody's";
 }
 
-/// Small and large row blocks, products as late and as early as they may be.
+/// Small and large row blocks, rows one by one and in boxes, products as late and as early as they may be.
 template <WeightKind kind>
 void check_kind(const Case& wanted, unsigned seed) {
   SCOPED_TRACE(::testing::Message() << "kind " << static_cast<int>(kind) << ", seed " << seed << ", rows " << wanted.rows
@@ -245,9 +253,10 @@ void check_kind(const Case& wanted, unsigned seed) {
   constexpr int most = slab_shape(kind).operand == Operand::e4m3 ? 128 : 96;
   Random random(seed);
   const Inputs in(random, wanted);
-  check_stored<TileShape<kind, 4, 32, false>>(in, seed, Products::at_wait);
-  check_stored<TileShape<kind, 4, 32, false>>(in, seed + 1, Products::at_issue);
-  check_stored<TileShape<kind, 2, most, false>>(in, seed + 2, Products::at_wait);
+  check_stored<TileShape<kind, 4, 32, false>>(in, seed, Products::at_wait, false);
+  check_stored<TileShape<kind, 4, 32, false>>(in, seed + 1, Products::at_issue, true);
+  check_stored<TileShape<kind, 2, most, false>>(in, seed + 2, Products::at_wait, true);
+  check_stored<TileShape<kind, 2, most, false>>(in, seed + 3, Products::at_issue, false);
 }
 
 template <WeightKind kind>
@@ -350,7 +359,7 @@ void check_activated(const Inputs& in, const Activated& wanted, unsigned seed) {
 
   ProductCall call;
   call.weights = in.matrix();
-  call.tokens = in.rows();
+  call.tokens = in.rows(pick(random, 0, 1) == 0 ? 0 : Shape::box_rows);
   call.counts = in.wanted.counts.data();
   call.experts = static_cast<int>(in.wanted.counts.size());
   call.activated = {wanted.format, wanted.quantisation, clamp,        wanted.weighted ? weights.data() : nullptr,
@@ -416,7 +425,7 @@ TEST(RowMaps, RegionsListsAndGathers) {
   std::vector<bf16> out(32 * 64, bf16{poison});
   ProductCall call;
   call.weights = in.matrix();
-  call.tokens = in.rows();
+  call.tokens = in.rows(0);
   call.tokens.map = {RowMap::Kind::blocks, 16, nullptr, region.data()};
   call.counts = in.wanted.counts.data();
   call.experts = 3;
@@ -434,7 +443,7 @@ TEST(RowMaps, RegionsListsAndGathers) {
 TEST(RowMaps, NoRowsAtAll) {
   Random random(1);
   const Inputs in(random, {WeightKind::bf16, false, 64, 128, {0, 0}, TokenScales::none});
-  check_stored<TileShape<WeightKind::bf16, 4, 32, false>>(in, 1, Products::at_wait);
+  check_stored<TileShape<WeightKind::bf16, 4, 32, false>>(in, 1, Products::at_wait, true);
 }
 
 }  // namespace

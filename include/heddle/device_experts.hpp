@@ -89,7 +89,8 @@ class DeviceExperts {
   void contiguous(const RowView& rows, const int* row_begin, const int* row_count, const float* row_weights, ResultRows out,
                   DeviceStream stream, int expected_rows = 0);
 
-  /// Expert e has the first masked_m[e] rows of its block of block_rows. Rows beyond are neither read nor written.
+  /// Expert e has the first masked_m[e] rows of its block of block_rows. Rows beyond are not written, and what they hold does not
+  /// matter.
   void masked(const RowView& rows, int block_rows, const int* masked_m, const float* row_weights, ResultRows out,
               DeviceStream stream, int expected_rows = 0);
 

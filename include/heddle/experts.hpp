@@ -79,6 +79,9 @@ struct RowView {
   std::size_t value_stride = 0;
   const std::byte* scales = nullptr;  ///< one a group as ExpertOptions::quantisation says: ue8m0 bytes or f32
   std::size_t scale_stride = 0;
+  /// Rows from `values` on that exist, whether they are anybody's or not; 0: not known. On a GPU, known rows are copied in boxes,
+  /// faster than one by one.
+  int rows = 0;
 };
 
 /// Where result rows go: row r at values + r * stride (in values; 0 means the hidden size).

@@ -43,6 +43,7 @@ Driver load() {
   find(driver.granularity, "cuMemGetAllocationGranularity");
   find(driver.export_handle, "cuMemExportToShareableHandle");
   find(driver.import_handle, "cuMemImportFromShareableHandle");
+  find(driver.encode_tiled, "cuTensorMapEncodeTiled");
   return driver;
 }
 

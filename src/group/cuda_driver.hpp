@@ -1,4 +1,4 @@
-// The driver's virtual-memory calls, found at run time so that nothing links against the driver, and
+// The driver's calls for virtual memory and tensor copies, found at run time so that nothing links against the driver, and
 // error checks that name the call.
 #pragma once
 
@@ -25,6 +25,7 @@ struct Driver {
   decltype(&cuMemGetAllocationGranularity) granularity = nullptr;
   decltype(&cuMemExportToShareableHandle) export_handle = nullptr;
   decltype(&cuMemImportFromShareableHandle) import_handle = nullptr;
+  decltype(&cuTensorMapEncodeTiled) encode_tiled = nullptr;
 };
 /// Throws InputError where there is no driver.
 const Driver& driver();

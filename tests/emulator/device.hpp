@@ -28,6 +28,12 @@ struct alignas(8) uint2 {
   std::uint32_t x;
   std::uint32_t y;
 };
+struct alignas(16) float4 {
+  float x;
+  float y;
+  float z;
+  float w;
+};
 struct alignas(16) uint4 {
   std::uint32_t x;
   std::uint32_t y;
@@ -54,6 +60,11 @@ inline void __syncthreads() { heddle::emulator::meet(1, static_cast<int>(blockDi
 inline void __syncwarp() { heddle::emulator::exchange(0, 32); }
 
 namespace heddle::emulator {
+/// Shared memory as descriptors and instructions address it: in 18 bits.
+inline std::byte*& shared_memory() {
+  static std::byte* base = nullptr;
+  return base;
+}
 /// The value of lane `from` of the warp.
 template <class T>
 T shuffle(T value, int from) {

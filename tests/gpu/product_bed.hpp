@@ -110,6 +110,8 @@ class ProductBed {
   cudaStream_t stream() const { return stream_; }
   const OrderedMatrix& matrix() const { return paired() ? weights_->gate_up() : weights_->down(); }
 
+  bool in_boxes = true;  ///< rows that lie one behind another are copied in boxes
+
   /// The tokens in device memory, each row with a gap behind it; `tokens.scaling` as the operand needs it.
   TokenRows upload(const Tokens& tokens) {
     const int value_bytes = operand() == Operand::e4m3 ? 1 : 2;
@@ -140,7 +142,7 @@ class ProductBed {
     }
     values_ = std::make_unique<Buffer<std::byte>>(0, values);
     scales_ = std::make_unique<Buffer<std::byte>>(0, scales);
-    return {values_->data(), stride, scales_->data(), scale_stride, tokens.scaling, tokens.format, {}};
+    return {values_->data(), stride, scales_->data(), scale_stride, tokens.scaling, tokens.format, {}, in_boxes ? tokens.count : 0};
   }
 
   /// [places, stride], poisoned where nothing was written.

@@ -198,6 +198,7 @@ TEST_P(Product, EOnesTellHowManyColumnsAreAdded) {
       SCOPED_TRACE(::testing::Message() << name_of(blocks) << " row blocks, K = " << cols);
       ProductBed bed(kind(), one_expert(matrix_of(kind(), 64, cols, one)));
       const Tokens tokens{9, cols, one, usual_scales(kind()), ScaleFormat::ue8m0, {}};
+      bed.in_boxes = cols != 192;
       expect_sums(bed, tokens, {9}, bed.run(tokens, {9}, blocks, 1), same, same);
       if (HasFailure()) return;
     }
@@ -263,7 +264,8 @@ TEST_P(Product, HWholeNumbersOfEveryCountOfRows) {
     for (const RowBlocks blocks : both) {
       for (const int ctas : {1, 3}) {
         SCOPED_TRACE(::testing::Message() << "seed " << seed << ", " << count << " rows, " << name_of(blocks) << " row blocks, "
-                                          << ctas << " CTAs");
+                                          << ctas << " CTAs, rows " << (ctas == 1 ? "in boxes" : "one by one"));
+        bed.in_boxes = ctas == 1;
         expect_sums(bed, tokens, {count}, bed.run(tokens, {count}, blocks, ctas), same, same);
         if (HasFailure()) return;
       }
@@ -292,6 +294,7 @@ TEST_P(Product, IWholeNumbersOfManyExperts) {
       for (const int ctas : {5, 132}) {
         SCOPED_TRACE(::testing::Message() << "seed " << seed << ", " << experts << " experts, " << total << " rows, "
                                           << name_of(blocks) << " row blocks, " << ctas << " CTAs");
+        bed.in_boxes = ctas == 132;
         expect_sums(bed, tokens, counts, bed.run(tokens, counts, blocks, ctas), same, same);
         if (HasFailure()) return;
       }

@@ -84,6 +84,7 @@ void add_what(CLI::App& command, ExpertsArguments& a) {
 
 void add_how(CLI::App& command, ExpertsArguments& a) {
   const char* how = "How";
+  command.add_flag("--gather", a.gather, "fetch token rows one by one, as a list of them would be, not in boxes")->group(how);
   command.add_option("--ctas", a.ctas, "CTAs of the products, e.g. 132,120,100,64 (default: one a SM)")->delimiter(',')->group(how);
   command
       .add_option("--calls", a.calls, "calls a replay, at least; fewer where they take more than 3 ms, as many as the layers need")

@@ -22,6 +22,7 @@ struct ExpertsArguments {
   std::string trace;
   int trace_layer = 0, trace_step = 0, trace_expand = 1;
   std::vector<int> tokens{64, 384};
+  bool gather = false;  ///< rows one by one, as where a list names them
   int calls = 10, replays = 20;
   std::string json, commit;
   std::uint64_t seed = 1;

@@ -196,6 +196,7 @@ sm90::ProductCall ProductBed::call_of(int call) const {
   sm90::ProductCall product;
   product.weights = layers_[size(call % layers())]->ordered;
   product.tokens.values = tokens_.values;
+  product.tokens.readable = in_boxes ? tokens_.rows : 0;
   product.tokens.value_stride = size(tokens_.cols) * (tokens_.fp8 ? 1 : 2);
   if (tokens_.fp8) {
     product.tokens.scales = reinterpret_cast<const std::byte*>(tokens_.scales);

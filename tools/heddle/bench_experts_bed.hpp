@@ -44,6 +44,8 @@ double flops(const ProductShape& shape, const RowCounts& counts);
 
 class ProductBed {
  public:
+  bool in_boxes = true;  ///< token rows are copied in boxes, not one by one
+
   /// Room for `most_rows` rows. The weights are drawn as they are stored, then laid out by the loader's kernels.
   ProductBed(Lanes& lanes, const ProductShape& shape, int most_rows, std::uint64_t seed);
   ~ProductBed();

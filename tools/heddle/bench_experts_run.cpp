@@ -256,6 +256,7 @@ void ExpertsRun::matrix(const ExpertsShape& shape, WeightKind kind, bool down) {
   const Json entry{{"shape", shape.name}, {"weights", word_of(kinds, kind)}, {"product", down ? "gemm2" : "gemm1"}};
   attempt(rows_, entry, title, [&] {
     ProductBed bed(lanes_, product, most_rows, a_.seed);
+    bed.in_boxes = !a_.gather;
     print_line(
         fmt::format("\n{}: {} experts of {:.2f} MB, {} layers\n{:>10} {:<6} {:<10} {:>4} {:>9} {:>9} {:>9} {:>8} {:>8} {:>9} {:>6}",
                     title, a_.experts, 1e-6 * bed.expert_bytes(), bed.layers(), "rows", "", "by", "ctas", "median", "least", "most",
@@ -295,6 +296,7 @@ Json ExpertsRun::json() const {
           {"machine", machine_},
           {"experts", a_.experts},
           {"seed", a_.seed},
+          {"rows_in_boxes", !a_.gather},
           {"tensor_tflops", {{"e4m3", 1e-12 * tensor_rate(true)}, {"bf16", 1e-12 * tensor_rate(false)}}},
           {"launch", launches_},
           {"rows", rows_},

@@ -39,6 +39,11 @@ struct RowMap {
 /// How tokens are scaled: not at all, by 128 values of K, or by 32.
 enum class TokenScales : std::uint8_t { none, by_128, by_32 };
 
+/// Rows as the unit that copies tensors knows them: opaque, and the same for all calls with these rows.
+struct alignas(64) RowTensor {
+  std::uint64_t words[16] = {};
+};
+
 /// The token side: rows of e4m3 or bf16, as the weights' kind wants them. Rows begin at multiples of 16 bytes, their
 /// scales at multiples of 4 and can be read to a multiple of 4.
 struct TokenRows {
@@ -49,6 +54,12 @@ struct TokenRows {
   TokenScales scaling = TokenScales::none;
   ScaleFormat format = ScaleFormat::ue8m0;
   RowMap map;
+  /// Rows from `values` on that may be read, whether they are anybody's or not; 0: not known, then rows are gathered one by one.
+  int readable = 0;
+  RowTensor tensor = {};  ///< made at launch, if in_boxes()
+
+  /// Whether the rows of a task lie one behind another and may be copied as boxes.
+  HEDDLE_HOST_DEVICE bool in_boxes() const { return readable > 0 && map.rows == nullptr; }
 };
 
 /// Sums rounded to bf16 and stored by token.

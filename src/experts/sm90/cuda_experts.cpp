@@ -229,6 +229,7 @@ void DeviceExperts::masked(const RowView& rows, int block_rows, const int* maske
   places.kind = RowMap::Kind::blocks;
   places.block_rows = block_rows;
   RunnerCall call = impl_->at_places(rows, places, masked_m, row_weights, out, expected_rows);
+  call.rows.rows = static_cast<int>(std::min<std::int64_t>(std::int64_t{count()} * block_rows, std::numeric_limits<int>::max()));
   call.an_expert = std::min(block_rows, call.most_rows);
   call.most_rows = static_cast<int>(std::min<std::int64_t>(call.most_rows, std::int64_t{count()} * block_rows));
   impl_->chain.run(call, stream);
@@ -271,6 +272,7 @@ void DeviceExperts::dense(const RowView& rows, int count, ResultRows out, Device
   impl_->check_rows("dense", rows, out);
   const cuda::DeviceScope scope(impl_->device.device);
   RunnerCall call = impl_->at_places(rows, {}, rows_here, nullptr, out, count);
+  call.rows.rows = count;
   call.first_expert = expert;
   call.experts = 1;
   call.an_expert = count;

@@ -75,6 +75,7 @@ DeviceMemory<T> ExpertChain::take(std::size_t count, const char* what) {
 
 OperandRows ExpertChain::make_rows(std::size_t rows, int columns, const char* what) {
   OperandRows made;
+  made.rows = static_cast<int>(rows);
   made.value_stride = size(columns) * (operand_ == Operand::e4m3 ? 1 : 2);
   made.values = take<std::byte>(rows * made.value_stride, what);
   if (options_.activation == Activation::fp8) {
@@ -102,15 +103,15 @@ RowLimits ExpertChain::limits_of(const RunnerCall& call, bool reports) {
   return {std::min(call.an_expert, call.most_rows), call.most_rows, reports ? refused_.on_device() : nullptr, call.first_expert};
 }
 
-TokenRows ExpertChain::operand(const std::byte* values, std::size_t value_stride, const std::byte* scales, std::size_t scale_stride,
-                               const RowMap& map) const {
+TokenRows ExpertChain::operand(const RowView& rows, const RowMap& map) const {
   TokenRows tokens;
-  tokens.values = values;
-  tokens.value_stride = value_stride;
+  tokens.values = rows.values;
+  tokens.value_stride = rows.value_stride;
   tokens.map = map;
+  tokens.readable = rows.rows;
   if (options_.activation == Activation::bf16) return tokens;
-  tokens.scales = scales;
-  tokens.scale_stride = scale_stride;
+  tokens.scales = rows.scales;
+  tokens.scale_stride = rows.scale_stride;
   tokens.scaling = options_.quantisation.group == 32 ? TokenScales::by_32 : TokenScales::by_128;
   tokens.format = options_.quantisation.scale;
   return tokens;
@@ -146,12 +147,10 @@ TokenRows ExpertChain::prepare(const RunnerCall& call, cudaStream_t stream) {
     }
     launch_rows(rows, change, routed ? call.tokens.most : call.most_rows, moving_ctas * sms_, stream);
   }
-  if (change == RowChange::none) {
-    return operand(call.rows.values, call.rows.value_stride, call.rows.scales, call.rows.scale_stride, call.source);
-  }
+  if (change == RowChange::none) return operand(call.rows, call.source);
   RowMap map;  // flat, but tokens stay where they are
   if (routed) map = call.source;
-  return operand(rows_.values.get(), rows_.value_stride, rows_.scales.get(), rows_.scale_stride, map);
+  return operand(rows_.view(), map);
 }
 
 ProductCall ExpertChain::product(const OrderedMatrix& weights, const RunnerCall& call, const TokenRows& tokens) {
@@ -225,8 +224,7 @@ void ExpertChain::run(const RunnerCall& call, cudaStream_t stream) {
   if (!fused_) activate(call, stream);
 
   ProductCall second =
-      product(weights_.down(), call,
-              operand(activated_.values.get(), activated_.value_stride, activated_.scales.get(), activated_.scale_stride, {}));
+      product(weights_.down(), call, operand(activated_.view(), {}));
   second.results = {call.results, call.result_stride, 0, call.result_places};
   launch_product(second, blocks, false, ctas_, stream);
 }

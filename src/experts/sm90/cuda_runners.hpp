@@ -60,6 +60,9 @@ struct OperandRows {
   loading::DeviceMemory<std::byte> scales;
   std::size_t value_stride = 0;
   std::size_t scale_stride = 0;
+  int rows = 0;
+
+  RowView view() const { return {{}, values.get(), value_stride, scales.get(), scale_stride, rows}; }
 };
 
 /// The chain of one DeviceExperts with its buffers, on the current device.
@@ -79,8 +82,7 @@ class ExpertChain {
   RowBlocks blocks_of(const RunnerCall& call) const;
   RowLimits limits_of(const RunnerCall& call, bool reports);
   TokenRows prepare(const RunnerCall& call, cudaStream_t stream);
-  TokenRows operand(const std::byte* values, std::size_t value_stride, const std::byte* scales, std::size_t scale_stride,
-                    const RowMap& map) const;
+  TokenRows operand(const RowView& rows, const RowMap& map) const;
   ProductCall product(const OrderedMatrix& weights, const RunnerCall& call, const TokenRows& tokens);
   void activate(const RunnerCall& call, cudaStream_t stream);
   DeviceActivation activation_step(const RunnerCall& call) const;

@@ -9,7 +9,8 @@ namespace heddle::sm90 {
 template <class Shape>
 ProductKernel describe_kernel() {
   static_assert(Shared<Shape>::bytes(most_experts) <= most_shared_bytes, "a CTA's shared memory");
-  return {reinterpret_cast<const void*>(&product_kernel<Shape>), Shape::threads, Shape::most_tokens, Shared<Shape>::bytes(0)};
+  return {reinterpret_cast<const void*>(&product_kernel<Shape>), Shape::threads, Shape::most_tokens, Shape::box_rows,
+          Shared<Shape>::bytes(0)};
 }
 
 template <WeightKind kind>

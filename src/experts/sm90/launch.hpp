@@ -19,6 +19,7 @@ struct ProductKernel {
   const void* function = nullptr;
   int threads = 0;
   int most_tokens = 0;           ///< of a row block
+  int box_rows = 0;              ///< of token rows that are copied together
   std::size_t shared_bytes = 0;  ///< without the lists of experts
 
   std::size_t shared_bytes_for(int experts) const { return shared_bytes + static_cast<std::size_t>(experts) * 2 * sizeof(int); }
@@ -34,6 +35,6 @@ void prepare_products(WeightKind kind);
 
 /// Queues the product on the current device with `ctas` CTAs (at most one a SM). The weights' kind picks the kernel; `activates`
 /// says whether gate and up are activated (ProductCall::activated) or stored. Allocates nothing; may be captured.
-void launch_product(const ProductCall& call, RowBlocks blocks, bool activates, int ctas, cudaStream_t stream);
+void launch_product(const ProductCall& product, RowBlocks blocks, bool activates, int ctas, cudaStream_t stream);
 
 }  // namespace heddle::sm90

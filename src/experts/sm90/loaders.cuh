@@ -1,20 +1,18 @@
-// The roles that fill the rings: one thread streams weights, a warp fetches token scales, two warps gather token rows.
+// The roles that fill the rings: one thread streams weights, a warp fetches token scales; row_loaders.cuh brings the tokens' rows.
 // Each works through the tasks by itself, so weights run ahead while rows are still on their way.
 #pragma once
 
 #include <cstdint>
 
-#include <cute/arch/copy_sm80.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 
 #include "experts/sm90/call.hpp"
 #include "experts/sm90/shared.cuh"
 #include "experts/sm90/tasks.hpp"
+#include "experts/sm90/widen.hpp"
 #include "formats/codes.hpp"
 
 namespace heddle::sm90 {
-
-inline constexpr int row_loader_threads = 64;
 
 /// Calls task(Task) for every task of this CTA.
 template <class Work>
@@ -41,82 +39,17 @@ __device__ void load_weights(Shared<Shape>& shared, const OrderedMatrix& weights
   });
 }
 
-/// Gathers rows by 16-byte copies, swizzled as the tensor cores read them. By `row_loader_threads` threads, `thread` of them.
-template <class Shape>
-class RowLoader {
- public:
-  __device__ RowLoader(Shared<Shape>& shared, const TokenRows& tokens, int row_bytes, int thread)
-      : shared_(shared), tokens_(tokens), row_bytes_(row_bytes), lane_(thread % 8), first_(thread / 8) {}
-
-  __device__ void load(const Task& task, int stages) {
-    rows_ = task.rows;
-    __syncwarp();
-    if (lane_ == 0) {
-      for (int row = first_; row < rows_; row += rows_a_pass) {
-        shared_.row_begin[row] = tokens_.values + tokens_.map.place(task, row) * tokens_.value_stride;
-      }
-    }
-    __syncwarp();
-    for (int stage = 0; stage < stages; ++stage) {
-      shared_.row_ring.wait_empty(at_);
-#pragma unroll
-      for (int part = 0; part < Shape::parts; ++part) copy_panel((stage * Shape::parts + part) * panel_bytes, part);
-      cute::cp_async_fence();
-      at_.advance();
-      if (++under_way_ > lag) {
-        cute::cp_async_wait<lag>();
-        publish();
-      }
-    }
-  }
-
-  /// The last stages arrive.
-  __device__ void finish() {
-    cute::cp_async_wait<0>();
-    while (under_way_ > 0) publish();
-  }
-
- private:
-  static constexpr int rows_a_pass = row_loader_threads / 8;  // 8: a thread's rows are swizzled alike
-  static constexpr int lag = Shape::rows_under_way;
-
-  __device__ void copy_panel(int begin, int part) {
-    const int column = begin + 16 * lane_;
-    const bool inside = column < row_bytes_;  // beyond it, zeros
-    const int swizzled = (lane_ ^ (first_ & 7)) * 16;
-    std::byte* panel = shared_.rows[at_.stage] + part * Shape::most_tokens * panel_bytes + swizzled;
-    for (int row = first_; row < rows_; row += rows_a_pass) {
-      const auto& source = *reinterpret_cast<const cute::uint128_t*>(shared_.row_begin[row] + (inside ? column : 0));
-      auto& to = *reinterpret_cast<cute::uint128_t*>(panel + row * panel_bytes);
-      cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<cute::uint128_t>::copy(source, to, inside);
-    }
-  }
-
-  /// The oldest stage has arrived: the tensor cores, which read by another proxy, may have it.
-  __device__ void publish() {
-    cutlass::arch::fence_view_async_shared();
-    shared_.row_ring.filled(done_);
-    done_.advance();
-    --under_way_;
-  }
-
-  Shared<Shape>& shared_;
-  const TokenRows& tokens_;
-  int row_bytes_;
-  int lane_;   // of the eight that copy a row's panel
-  int first_;  // row of the first pass
-  int rows_ = 0;
-  RingPosition<Shape::row_stages> at_;
-  RingPosition<Shape::row_stages> done_;
-  int under_way_ = 0;
-};
-
-/// Fetches token scales, widened to f32. By one warp.
+/// Fetches token scales, widened to f32. By one warp. Scales of 128 values, the usual ones, come in batches: of four stages where a
+/// word holds four of them, else of two, so that the next batch is on its way while this one is given.
 template <class Shape>
 class ScaleLoader {
  public:
-  __device__ ScaleLoader(Shared<Shape>& shared, const TokenRows& tokens, int groups)
-      : shared_(shared), tokens_(tokens), groups_(groups), lane_(static_cast<int>(threadIdx.x) % warp_threads) {}
+  __device__ ScaleLoader(Shared<Shape>& shared, const TokenRows& tokens, const OrderedMatrix& weights)
+      : shared_(shared),
+        tokens_(tokens),
+        weights_(weights),
+        groups_((weights.plan.cols + group_of(tokens) - 1) / group_of(tokens)),
+        lane_(static_cast<int>(threadIdx.x) % warp_threads) {}
 
   __device__ void load(const Task& task, int stages) {
     rows_ = task.rows;
@@ -126,53 +59,93 @@ class ScaleLoader {
     }
     if (tokens_.scaling == TokenScales::by_32) {
       for (int stage = 0; stage < stages; ++stage) fill(stage, 4);
-      return;
-    }
-    // Words of 4 bytes are fetched two ahead; one holds the scales of four stages, or of one.
-    const int stages_a_word = tokens_.format == ScaleFormat::ue8m0 ? 4 : 1;
-    std::uint32_t now[rows_a_lane];
-    std::uint32_t next[rows_a_lane];
-    fetch(now, 0);
-    fetch(next, 1);
-    for (int first = 0; first < stages; first += stages_a_word) {
-      std::uint32_t later[rows_a_lane];
-      fetch(later, first / stages_a_word + 2);
-      for (int stage = first; stage < first + stages_a_word && stage < stages; ++stage) give(now, stage - first);
-#pragma unroll
-      for (int i = 0; i < rows_a_lane; ++i) {
-        now[i] = next[i];
-        next[i] = later[i];
-      }
+    } else if (tokens_.format == ScaleFormat::ue8m0) {
+      load_batches<ScaleFormat::ue8m0>(task, stages);
+    } else {
+      load_batches<ScaleFormat::f32>(task, stages);
     }
   }
 
  private:
   static constexpr int rows_a_lane = (Shape::most_tokens + warp_threads - 1) / warp_threads;
+  static constexpr bool multiplies = weight_scale(Shape::kind) == WeightScale::by_block;
 
+  /// Scales on their way: words of tokens, and the two scales of the tile's weights.
+  template <ScaleFormat format>
+  struct Batch {
+    static constexpr int stages = format == ScaleFormat::ue8m0 ? 4 : 2;
+    static constexpr int words = format == ScaleFormat::ue8m0 ? 1 : stages;
+    std::uint32_t token[words][rows_a_lane];
+    RowPair weight[multiplies ? stages : 1];
+  };
+
+  __device__ static int group_of(const TokenRows& tokens) { return tokens.scaling == TokenScales::by_32 ? 32 : 128; }
   __device__ bool is_row(int i) const { return lane_ + warp_threads * i < rows_; }
   __device__ const std::byte* from(int i) const { return tokens_.scales + place_[i] * tokens_.scale_stride; }
 
-  __device__ void fetch(std::uint32_t (&words)[rows_a_lane], int word) const {
-    const int bytes = groups_ * (tokens_.format == ScaleFormat::ue8m0 ? 1 : 4);
+  template <ScaleFormat format>
+  __device__ void load_batches(const Task& task, int stages) {
+    using Batches = Batch<format>;
+    Batches now;
+    Batches next;
+    fetch(now, task, 0, stages);
+    for (int first = 0; first < stages; first += Batches::stages) {
+      fetch(next, task, first + Batches::stages, stages);
 #pragma unroll
-    for (int i = 0; i < rows_a_lane; ++i) {
-      const bool there = is_row(i) && 4 * word < bytes;
-      words[i] = there ? __ldg(reinterpret_cast<const std::uint32_t*>(from(i)) + word) : 0u;
+      for (int i = 0; i < Batches::stages; ++i) {
+        if (first + i < stages) give(now, i);
+      }
+      now = next;
     }
   }
 
-  /// One stage's scales out of words.
-  __device__ void give(const std::uint32_t (&words)[rows_a_lane], int which) {
+  template <ScaleFormat format>
+  __device__ void fetch(Batch<format>& batch, const Task& task, int first, int stages) const {
+    constexpr int scales_a_word = Batch<format>::stages / Batch<format>::words;
+#pragma unroll
+    for (int word = 0; word < Batch<format>::words; ++word) {
+#pragma unroll
+      for (int i = 0; i < rows_a_lane; ++i) {
+        const int index = first / scales_a_word + word;
+        const bool there = is_row(i) && first + word * scales_a_word < groups_;
+        batch.token[word][i] = there ? __ldg(reinterpret_cast<const std::uint32_t*>(from(i)) + index) : 0u;
+      }
+    }
+    if constexpr (multiplies) {
+#pragma unroll
+      for (int i = 0; i < Batch<format>::stages; ++i) batch.weight[i] = tile_scales(task, min(first + i, stages - 1));
+    }
+  }
+
+  /// The two weight scales of a tile's step: gate's and up's, or those of its first and its last 128 rows.
+  __device__ RowPair tile_scales(const Task& task, int step) const {
+    const WeightPlan& plan = weights_.plan;
+    const int has = plan.slabs_of(task.tile);
+    const std::byte* chunk = weights_.chunk(task.expert, task.tile, step);
+    const auto* first = reinterpret_cast<const float*>(chunk + plan.scales_offset(has, 0));
+    const auto* last = reinterpret_cast<const float*>(chunk + plan.scales_offset(has, min(2, has - 1)));
+    return {__ldg(first), plan.paired ? __ldg(first + 1) : __ldg(last)};
+  }
+
+  template <ScaleFormat format>
+  __device__ void give(const Batch<format>& batch, int which) {
+    constexpr int scales_a_word = Batch<format>::stages / Batch<format>::words;
     shared_.row_ring.wait_empty(at_);
 #pragma unroll
     for (int i = 0; i < rows_a_lane; ++i) {
       if (!is_row(i)) break;
-      const bool byte = tokens_.format == ScaleFormat::ue8m0;
-      const float scale = byte ? from_ue8m0(static_cast<std::uint8_t>(words[i] >> (8 * which))) : float_from_bits(words[i]);
-      shared_.scales[at_.stage][lane_ + warp_threads * i] = scale;
+      const std::uint32_t word = batch.token[which / scales_a_word][i];
+      const float scale = format == ScaleFormat::ue8m0 ? from_ue8m0(static_cast<std::uint8_t>(word >> (8 * (which % scales_a_word))))
+                                                       : float_from_bits(word);
+      float* to = shared_.scales[at_.stage] + scale_place(lane_ + warp_threads * i);
+      if constexpr (multiplies) {
+        to[0] = scale * batch.weight[which].low;
+        to[Shape::most_tokens] = scale * batch.weight[which].high;
+      } else {
+        to[0] = scale;
+      }
     }
-    shared_.row_ring.filled(at_);
-    at_.advance();
+    filled();
   }
 
   /// One stage's scales straight from memory: `count` groups a token.
@@ -185,15 +158,21 @@ class ScaleLoader {
         const int index = min(stage * count + group, groups_ - 1);  // beyond the last one tokens are zeros: any finite scale
         const float scale = tokens_.format == ScaleFormat::ue8m0 ? from_ue8m0(static_cast<std::uint8_t>(from(i)[index]))
                                                                  : reinterpret_cast<const float*>(from(i))[index];
-        shared_.scales[at_.stage][group * Shape::most_tokens + lane_ + warp_threads * i] = scale;
+        shared_.scales[at_.stage][group * Shape::most_tokens + scale_place(lane_ + warp_threads * i)] = scale;
       }
     }
-    shared_.row_ring.filled(at_);
+    filled();
+  }
+
+  __device__ void filled() {
+    __syncwarp();
+    if (lane_ == 0) shared_.row_ring.filled(at_);
     at_.advance();
   }
 
   Shared<Shape>& shared_;
   const TokenRows& tokens_;
+  const OrderedMatrix& weights_;
   int groups_;
   int lane_;
   int rows_ = 0;

@@ -43,6 +43,8 @@ class MainLoop {
     for (int slab = 0; slab < Shape::slabs; ++slab) {
       slab_[slab] = first_slab + slab < tile_has ? first_slab + slab : tile_has - 1;
     }
+    // Of paired weights a thread's rows are gate's and up's; else all rows of a slab, and of its neighbour, have one scale.
+    if (!plan.paired) first_product_ = second_product_ = first_slab / 2 * Shape::most_tokens;
   }
 
   /// Multiplies `stages` stages; `constant` are the weight scales that hold for all of K, by slab.
@@ -99,7 +101,9 @@ class MainLoop {
     const std::byte* scales = chunk + plan_.scales_offset(tile_has_, slab_[slab]);
     const int thread = static_cast<int>(threadIdx.x) % warpgroup_threads;
     load_slab<Shape::kind>(chunk + plan_.data_offset(slab_[slab]), scales, thread, a);
-    if constexpr (weight_scale(Shape::kind) == WeightScale::by_block) next_ = block_scales(scales);
+    if constexpr (weight_scale(Shape::kind) == WeightScale::by_block) {
+      if (scales_ == TokenScales::by_32) next_ = block_scales(scales);
+    }
     if constexpr (weight_scale(Shape::kind) == WeightScale::by_step) {
       if (plan_.step_exponents) next_ = step_factors(scales, thread);
     }
@@ -127,7 +131,7 @@ class MainLoop {
         start(partial, current, item % Shape::parts, p);
         if (p == pieces - 1) prepare(following, item + 1, more);
         finish(partial);
-        if (item % Shape::parts == Shape::parts - 1) promote(partial, 0, weight, p, sums.slab[slab]);
+        if (item % Shape::parts == Shape::parts - 1) promote<false>(partial, 0, weight, p, sums.slab[slab]);
       }
     }
     leave_rows();
@@ -162,7 +166,7 @@ class MainLoop {
       for (int p = 0; p < pieces; ++p) {
         start(partial, a, item % Shape::parts, p);
         finish(partial);
-        if (item % Shape::parts == Shape::parts - 1) promote(partial, 0, weight, p, sums.slab[slab]);
+        if (item % Shape::parts == Shape::parts - 1) promote<false>(partial, 0, weight, p, sums.slab[slab]);
       }
     }
     leave_rows();
@@ -192,7 +196,7 @@ class MainLoop {
         }
         cute::warpgroup_commit_batch();
         finish(partial);
-        promote(partial, part * groups_a_panel + group, weight, p, sums.slab[slab]);
+        promote<true>(partial, part * groups_a_panel + group, weight, p, sums.slab[slab]);
       }
     }
     leave_weights();
@@ -220,41 +224,70 @@ class MainLoop {
     hold(partial);
   }
 
+  /// total = fmaf(partial, token scale x weight scale, total). `fine`: of group `group` of a stage.
+  template <bool fine>
   __device__ void promote(const Partial& partial, int group, const RowPair& weight, int p, float (&total)[tokens / 2]) const {
     constexpr WeightScale kind = weight_scale(Shape::kind);
-    constexpr bool weighted = kind == WeightScale::by_block || kind == WeightScale::constant;
+    constexpr bool by_register = kind == WeightScale::constant || (fine && kind == WeightScale::by_block);
     if constexpr (kind == WeightScale::by_step) {
       if (plan_.step_exponents) {
-        promote_by<true, true>(partial, group, weight, p, total);
+        promote_by<fine, true, true>(partial, group, weight, p, total);
       } else {
-        promote_by<false, true>(partial, group, weight, p, total);
+        promote_by<fine, false, true>(partial, group, weight, p, total);
       }
     } else if constexpr (Shape::operand == Operand::e4m3) {  // whose tokens always have scales
-      promote_by<weighted, true>(partial, group, weight, p, total);
+      promote_by<fine, by_register, true>(partial, group, weight, p, total);
     } else if (scales_ != TokenScales::none) {
-      promote_by<weighted, true>(partial, group, weight, p, total);
+      promote_by<fine, by_register, true>(partial, group, weight, p, total);
     } else {
-      promote_by<weighted, false>(partial, group, weight, p, total);
+      promote_by<fine, by_register, false>(partial, group, weight, p, total);
     }
   }
 
-  /// total = fmaf(partial, token scale x weight scale, total).
-  template <bool weighted, bool scaled>
+  template <bool fine, bool by_register, bool scaled>
   __device__ void promote_by(const Partial& partial, int group, const RowPair& weight, int p, float (&total)[tokens / 2]) const {
-    const float* scales = shared_.scales[at_.rows.stage] + group * Shape::most_tokens + p * piece + 2 * (threadIdx.x % 4);
+    constexpr bool products = !fine && weight_scale(Shape::kind) == WeightScale::by_block;
+    constexpr int together = piece >= 16 ? 2 : 1;  // groups of eight tokens whose scales are one load
+    const int thread_begin = p * piece + static_cast<int>(threadIdx.x) % 4 * 8;
+    const float* scales = shared_.scales[at_.rows.stage] + group * Shape::most_tokens + thread_begin;
 #pragma unroll
-    for (int i = 0; i < piece / 8; ++i) {
-      float2 token = {1.0f, 1.0f};
-      if constexpr (scaled) token = *reinterpret_cast<const float2*>(scales + 8 * i);
-      const float low[2] = {weighted ? token.x * weight.low : token.x, weighted ? token.y * weight.low : token.y};
-      const float high[2] = {weighted ? token.x * weight.high : token.x, weighted ? token.y * weight.high : token.y};
+    for (int i = 0; i < piece / 8; i += together) {
+      const int place = i / 4 * 32 + i % 4 * 2;
+      float low[2 * together];
+      float high[2 * together];
+      if constexpr (products) {
+        load_scales(scales + first_product_ + place, low);
+        load_scales(scales + second_product_ + place, high);
+      } else {
+#pragma unroll
+        for (float& factor : low) factor = 1.0f;
+        if constexpr (scaled) load_scales(scales + place, low);
+#pragma unroll
+        for (int v = 0; v < 2 * together; ++v) {
+          high[v] = by_register ? low[v] * weight.high : low[v];
+          if constexpr (by_register) low[v] *= weight.low;
+        }
+      }
       float* sum = total + p * piece / 2 + 4 * i;
 #pragma unroll
-      for (int v = 0; v < 2; ++v) {
-        sum[v] = __fmaf_rn(partial[4 * i + v], low[v], sum[v]);
-        sum[2 + v] = __fmaf_rn(partial[4 * i + 2 + v], high[v], sum[2 + v]);
+      for (int v = 0; v < 2 * together; ++v) {
+        const int at = v / 2 * 4 + v % 2;
+        sum[at] = __fmaf_rn(partial[4 * i + at], low[v], sum[at]);
+        sum[at + 2] = __fmaf_rn(partial[4 * i + at + 2], high[v], sum[at + 2]);
       }
     }
+  }
+  __device__ static void load_scales(const float* from, float (&scales)[4]) {
+    const auto four = *reinterpret_cast<const float4*>(from);
+    scales[0] = four.x;
+    scales[1] = four.y;
+    scales[2] = four.z;
+    scales[3] = four.w;
+  }
+  __device__ static void load_scales(const float* from, float (&scales)[2]) {
+    const auto two = *reinterpret_cast<const float2*>(from);
+    scales[0] = two.x;
+    scales[1] = two.y;
   }
 
   /// The stage's weights are in registers, this warp's share of them at least.
@@ -275,6 +308,8 @@ class MainLoop {
   int tile_has_;
   TokenScales scales_;
   int slab_[Shape::slabs];
+  int first_product_ = 0;  ///< fp8_block: of a thread's lower rows, which product of a token's scale
+  int second_product_ = Shape::most_tokens;
   RowPair next_ = {1.0f, 1.0f};
   const RowPair* constant_ = nullptr;
 };

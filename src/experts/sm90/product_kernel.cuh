@@ -3,11 +3,13 @@
 
 #include <cuda_runtime_api.h>
 #include <cutlass/arch/reg_reconfig.h>
+#include <cute/arch/copy_sm80.hpp>
 
 #include "experts/sm90/call.hpp"
 #include "experts/sm90/epilogue.cuh"
 #include "experts/sm90/loaders.cuh"
 #include "experts/sm90/mainloop.cuh"
+#include "experts/sm90/row_loaders.cuh"
 #include "experts/sm90/scan.cuh"
 #include "experts/sm90/shared.cuh"
 #include "experts/sm90/tasks.hpp"
@@ -38,47 +40,78 @@ __device__ OrderedMatrix weights_of(const ProductCall& call) {
   return weights;
 }
 
-/// A weight row's own scale, by slab of this warpgroup.
+/// Factors of the weight rows of this warp, brought a task ahead.
 template <class Shape>
-__device__ void read_row_scales(const OrderedMatrix& weights, const Task& task, const MathThread& me,
-                                RowPair (&scales)[Shape::slabs]) {
-#pragma unroll
-  for (int slab = 0; slab < Shape::slabs; ++slab) {
-    const int number = min(task.tile * tile_slabs + me.first_slab + slab, weights.plan.slabs() - 1);
-    const float* rows = weights.row_scales_of(task.expert) + number * slab_rows;
-    scales[slab] = {rows[slab_row(me.thread, 0)], rows[slab_row(me.thread, 1)]};
-  }
-}
+class RowFactors {
+ public:
+  static constexpr bool there = slab_shape(Shape::kind).row_scales;
 
-/// Powers of two a weight row, which were left to the end.
-template <class Shape, int tokens>
-__device__ void scale_sums(const OrderedMatrix& weights, const Task& task, const MathThread& me, Sums<Shape, tokens>& sums) {
-  RowPair scales[Shape::slabs];
-  read_row_scales<Shape>(weights, task, me, scales);
+  __device__ RowFactors(Shared<Shape>& shared, const OrderedMatrix& weights, const MathThread& me)
+      : shared_(shared), weights_(weights), me_(me) {}
+
+  /// Starts to fetch those of a task, for the next turn.
+  __device__ void fetch(const Task& task) {
+    if constexpr (there) {
+      const int lane = me_.thread % warp_threads;
+      if (lane < rows_a_warp) {
 #pragma unroll
-  for (int slab = 0; slab < Shape::slabs; ++slab) {
-#pragma unroll
-    for (int i = 0; i < tokens / 2; ++i) sums.slab[slab][i] *= i % 4 < 2 ? scales[slab].low : scales[slab].high;
+        for (int slab = 0; slab < Shape::slabs; ++slab) {
+          const int number = min(task.tile * tile_slabs + me_.first_slab + slab, weights_.plan.slabs() - 1);
+          const int row = rows_a_warp * me_.warp() + lane;
+          const float& from = weights_.row_scales_of(task.expert)[number * slab_rows + row];
+          cute::SM80_CP_ASYNC_CACHEALWAYS<float>::copy(from, shared_.row_factors.of_row[turn_ ^ 1][place(slab, row)]);
+        }
+      }
+      cute::cp_async_fence();
+    }
   }
-}
+  /// Those fetched last have arrived, and count from now on.
+  __device__ void turn() {
+    if constexpr (there) {
+      cute::cp_async_wait<0>();
+      __syncwarp();
+      turn_ ^= 1;
+    }
+  }
+  __device__ RowPair of(int slab) const {
+    const float* rows = shared_.row_factors.of_row[turn_];
+    return {rows[place(slab, slab_row(me_.thread, 0))], rows[place(slab, slab_row(me_.thread, 1))]};
+  }
+
+ private:
+  static constexpr int rows_a_warp = 16;
+
+  __device__ int place(int slab, int row) const { return (me_.first_slab + slab) * slab_rows + row; }
+
+  Shared<Shape>& shared_;
+  const OrderedMatrix& weights_;
+  const MathThread& me_;
+  int turn_ = 0;
+};
 
 template <class Shape, int tokens>
-__device__ void compute_task(Shared<Shape>& shared, const ProductCall& call, const TaskList& tasks, int index, const MathThread& me,
-                             MathPosition<Shape>& at) {
+__device__ void compute_task(Shared<Shape>& shared, const ProductCall& call, const OrderedMatrix& weights, const Task& task,
+                             const MathThread& me, const RowFactors<Shape>& factors, MathPosition<Shape>& at) {
   constexpr WeightScale scale = weight_scale(Shape::kind);
-  const OrderedMatrix weights = weights_of<Shape>(call);
   const WeightPlan& plan = weights.plan;
   Sums<Shape, tokens> sums;
   {
-    const Task task = tasks.find(index);
     RowPair constant[Shape::slabs];
-    if constexpr (scale == WeightScale::constant) read_row_scales<Shape>(weights, task, me, constant);
+    if constexpr (scale == WeightScale::constant) {
+#pragma unroll
+      for (int slab = 0; slab < Shape::slabs; ++slab) constant[slab] = factors.of(slab);
+    }
     MainLoop<Shape, tokens> loop(shared, at, plan, me.first_slab, plan.slabs_of(task.tile), call.tokens.scaling);
     loop.run(plan.steps() / Shape::parts, constant, sums);
   }
-  const Task task = tasks.find(index);  // once more: registers are short in the loop
-  if constexpr (scale == WeightScale::by_step || scale == WeightScale::at_end)
-    scale_sums<Shape, tokens>(weights, task, me, sums);
+  if constexpr (scale == WeightScale::by_step || scale == WeightScale::at_end) {  // powers of two, left to the end
+#pragma unroll
+    for (int slab = 0; slab < Shape::slabs; ++slab) {
+      const RowPair factor = factors.of(slab);
+#pragma unroll
+      for (int i = 0; i < tokens / 2; ++i) sums.slab[slab][i] *= i % 4 < 2 ? factor.low : factor.high;
+    }
+  }
   if constexpr (Shape::activates) {
     ActivationEpilogue<Shape, tokens>(shared, call.activated, plan, task, me).run(sums);
   } else {
@@ -86,38 +119,57 @@ __device__ void compute_task(Shared<Shape>& shared, const ProductCall& call, con
   }
 }
 
-/// A math warpgroup: every task of this CTA with the smallest tile that covers its rows.
-template <class Shape>
-__device__ void compute(Shared<Shape>& shared, const ProductCall& call, const TaskList& tasks) {
-  const int thread = static_cast<int>(threadIdx.x);
-  const MathThread me{thread / warpgroup_threads * Shape::slabs, thread % warpgroup_threads};
-  MathPosition<Shape> at;
-  const int count = tasks.count();
-  for (int index = static_cast<int>(blockIdx.x); index < count; index += static_cast<int>(gridDim.x)) {
-    const int wanted = tile_tokens(tasks.find(index).rows, Shape::most_tokens);
-    if constexpr (Shape::most_tokens <= 32) {
-      if (wanted <= 8) {
-        compute_task<Shape, 8>(shared, call, tasks, index, me, at);
-      } else if (wanted <= 16) {
-        compute_task<Shape, 16>(shared, call, tasks, index, me, at);
-      } else {
-        compute_task<Shape, 32>(shared, call, tasks, index, me, at);
-      }
+/// Calls work.operator()<tokens>() with the smallest tile that covers a task's rows.
+template <class Shape, class Work>
+__device__ void with_tile(int rows, const Work& work) {
+  const int wanted = tile_tokens(rows, Shape::most_tokens);
+  if constexpr (Shape::most_tokens <= 32) {
+    if (wanted <= 8) {
+      work.template operator()<8>();
+    } else if (wanted <= 16) {
+      work.template operator()<16>();
     } else {
-      if (wanted <= 32) {
-        compute_task<Shape, 32>(shared, call, tasks, index, me, at);
-      } else if (wanted <= 64) {
-        compute_task<Shape, 64>(shared, call, tasks, index, me, at);
-      } else if (wanted <= 96 || Shape::most_tokens == 96) {
-        compute_task<Shape, 96>(shared, call, tasks, index, me, at);
-      } else {
-        compute_task<Shape, Shape::most_tokens>(shared, call, tasks, index, me, at);
-      }
+      work.template operator()<32>();
+    }
+  } else {
+    if (wanted <= 32) {
+      work.template operator()<32>();
+    } else if (wanted <= 64) {
+      work.template operator()<64>();
+    } else if (wanted <= 96 || Shape::most_tokens == 96) {
+      work.template operator()<96>();
+    } else {
+      work.template operator()<Shape::most_tokens>();
     }
   }
 }
 
-/// The loading warpgroup: a warp for weights, one for token scales, two for token rows.
+/// A math warpgroup: every task of this CTA.
+template <class Shape>
+__device__ void compute(Shared<Shape>& shared, const ProductCall& call, const TaskList& tasks) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const MathThread me{thread / warpgroup_threads * Shape::slabs, thread % warpgroup_threads};
+  const OrderedMatrix weights = weights_of<Shape>(call);
+  RowFactors<Shape> factors(shared, weights, me);
+  MathPosition<Shape> at;
+  const int count = tasks.count();
+  const int ctas = static_cast<int>(gridDim.x);
+  int index = static_cast<int>(blockIdx.x);
+  if (index >= count) return;
+  Task next = tasks.find(index);
+  factors.fetch(next);
+  for (; index < count; index += ctas) {
+    const Task task = next;
+    factors.turn();
+    if (index + ctas < count) {
+      next = tasks.find(index + ctas);
+      factors.fetch(next);
+    }
+    with_tile<Shape>(task.rows, [&]<int tokens>() { compute_task<Shape, tokens>(shared, call, weights, task, me, factors, at); });
+  }
+}
+
+/// The loading warpgroup: a warp for weights, one for token scales, one or two for token rows.
 template <class Shape>
 __device__ void load(Shared<Shape>& shared, const ProductCall& call, const TaskList& tasks) {
   const int thread = static_cast<int>(threadIdx.x) - Shape::math_threads;
@@ -129,12 +181,13 @@ __device__ void load(Shared<Shape>& shared, const ProductCall& call, const TaskL
     if (thread == 0) load_weights(shared, weights, tasks);
   } else if (warp == 1) {
     if (call.tokens.scaling == TokenScales::none) return;
-    const int group = call.tokens.scaling == TokenScales::by_32 ? 32 : 128;
-    ScaleLoader<Shape> loader(shared, call.tokens, (plan.cols + group - 1) / group);
+    ScaleLoader<Shape> loader(shared, call.tokens, weights);
     for_tasks(tasks, [&](const Task& task) { loader.load(task, stages); });
+  } else if (call.tokens.in_boxes()) {
+    if (thread == 2 * warp_threads) copy_rows(shared, call.tokens, tasks, stages);
   } else {
     const int row_bytes = plan.cols * (Shape::operand == Operand::e4m3 ? 1 : 2);
-    RowLoader<Shape> loader(shared, call.tokens, row_bytes, thread - 2 * warp_threads);
+    RowGatherer<Shape> loader(shared, call.tokens, row_bytes, thread - 2 * warp_threads);
     for_tasks(tasks, [&](const Task& task) { loader.load(task, stages); });
     loader.finish();
   }
@@ -149,7 +202,7 @@ __global__ void __launch_bounds__(Shape::threads, 1) product_kernel(const __grid
   const int warp = static_cast<int>(threadIdx.x) / warp_threads;
   if (warp == 0) list_tasks(shared, call);
   if (threadIdx.x == warp_threads) {
-    const int loaders = row_loader_threads + (call.tokens.scaling == TokenScales::none ? 0 : warp_threads);
+    const int loaders = (call.tokens.in_boxes() ? 1 : row_gatherer_threads) + (call.tokens.scaling == TokenScales::none ? 0 : 1);
     shared.weight_ring.create(1, Shape::math_warps);
     shared.row_ring.create(loaders, Shape::math_warps);
     cutlass::arch::fence_barrier_init();

@@ -20,16 +20,26 @@ struct ActivationMemory {
 template <class Shape>
 struct ActivationMemory<Shape, false> {};
 
+/// Weight rows' own factors, of this task and of the next; each warp brings those of its rows.
+template <class Shape, bool wanted = slab_shape(Shape::kind).row_scales>
+struct RowFactorMemory {
+  float of_row[2][tile_slabs * slab_rows];
+};
+template <class Shape>
+struct RowFactorMemory<Shape, false> {};
+
 template <class Shape>
 struct Shared {
   /// Tokens in swizzled panels of 128 bytes of K.
   alignas(1024) std::byte rows[Shape::row_stages][Shape::row_stage_bytes];
   /// Chunks as they lie in memory.
   alignas(128) std::byte weights[Shape::weight_stages][Shape::weight_stage_bytes];
-  /// A stage's token scales: [group][token].
+  /// A stage's token scales: [group][scale_place(token)]. With fp8_block, scaled by 128: times the first weight scale of the tile
+  /// and times the other one.
   alignas(16) float scales[Shape::row_stages][Shape::scales_a_stage];
 
   [[no_unique_address]] ActivationMemory<Shape> activation;
+  [[no_unique_address]] RowFactorMemory<Shape> row_factors;
 
   /// Where the rows of the row loader's task begin.
   const std::byte* row_begin[Shape::most_tokens];

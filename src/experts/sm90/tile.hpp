@@ -72,17 +72,27 @@ struct TileShape {
   static constexpr int row_stages = (most_tokens <= 32 ? 8 : 4) / parts;
   /// Stages whose rows are under way while the others are ready.
   static constexpr int rows_under_way = row_stages / 2;
-  static constexpr int scales_a_stage = 4 * most_tokens;  ///< groups of 32: four a token
+  /// Rows that are copied at once where they lie one behind another.
+  static constexpr int box_rows = most_tokens <= 32 ? 8 : 32;
+  /// Groups of 32: four a token. Else one, or with fp8_block its products with both weight scales of the tile.
+  static constexpr int scales_a_stage = 4 * most_tokens;
+  /// f32 factors of a tile's weight rows: of this task and of the next.
+  static constexpr int row_factor_bytes = slab_shape(kind).row_scales ? 2 * tile_slabs * slab_rows * 4 : 0;
 
   /// What is left goes to weights, whose stream must never stop: 1 KiB is for barriers and alignment, 8 for lists of experts.
   static constexpr int activated_bytes = operand == Operand::e4m3 ? 1 : 2;  ///< of a value: an operand of the second product
   static constexpr int activated_stride =
       activates ? stage_columns * activated_bytes + 16 : 0;  ///< 16 more, so that rows share no bank
   static constexpr int other_bytes = row_stages * (row_stage_bytes + scales_a_stage * 4) +
-                                     most_tokens * (activated_stride + (activates ? tile_slabs * 5 * 4 : 0) + 8) + 9 * 1024;
+                                     most_tokens * (activated_stride + (activates ? tile_slabs * 5 * 4 : 0) + 8) + row_factor_bytes + 9 * 1024;
   static constexpr int weight_stages_that_fit = (most_shared_bytes - other_bytes) / (weight_stage_bytes + 16);
   static constexpr int weight_stages = weight_stages_that_fit < 10 ? weight_stages_that_fit : 10;
   static_assert(weight_stages >= 2, "weights need two stages at least");
 };
+
+/// Where a token's scale lies in a stage: for every 32 tokens the eight that a thread needs are neighbours.
+HEDDLE_HOST_DEVICE constexpr int scale_place(int token) {
+  return token / 32 * 32 + token % 8 / 2 * 8 + token % 32 / 8 * 2 + token % 2;
+}
 
 }  // namespace heddle::sm90

@@ -1,4 +1,4 @@
-// In the place of CuTe's header: 16-byte copies that arrive when they are waited for.
+// In the place of CuTe's header: small copies that arrive when they are waited for.
 #pragma once
 
 #include <cstring>
@@ -14,6 +14,7 @@ struct SmallCopy {
   const void* from;
   void* to;
   bool real;  ///< else zeros
+  std::size_t bytes;
 };
 /// Of one thread: copies not yet committed, and committed groups in order.
 struct SmallCopies {
@@ -35,7 +36,11 @@ struct uint128_t {
 
 template <class From, class To = From>
 struct SM80_CP_ASYNC_CACHEGLOBAL_ZFILL {
-  static void copy(const From& from, To& to, bool real) { heddle::emulator::small_copies().open.push_back({&from, &to, real}); }
+  static void copy(const From& from, To& to, bool real) { heddle::emulator::small_copies().open.push_back({&from, &to, real, 16}); }
+};
+template <class From, class To = From>
+struct SM80_CP_ASYNC_CACHEALWAYS {
+  static void copy(const From& from, To& to) { heddle::emulator::small_copies().open.push_back({&from, &to, true, sizeof from}); }
 };
 
 inline void cp_async_fence() {
@@ -51,9 +56,9 @@ void cp_async_wait() {
   while (groups.size() > static_cast<std::size_t>(left)) {
     for (const auto& copy : groups.front()) {
       if (copy.real) {
-        std::memcpy(copy.to, copy.from, 16);
+        std::memcpy(copy.to, copy.from, copy.bytes);
       } else {
-        std::memset(copy.to, 0, 16);
+        std::memset(copy.to, 0, copy.bytes);
       }
     }
     groups.pop_front();

@@ -24,11 +24,6 @@ inline std::vector<Product>& products_under_way() {
   static std::map<int, std::vector<Product>> all;
   return all[thread()];
 }
-/// Shared memory as descriptors and instructions address it: in 18 bits.
-inline std::byte*& shared_memory() {
-  static std::byte* base = nullptr;
-  return base;
-}
 
 /// Value k of a row of 128 bytes, of the panel that a descriptor names; both sides' panels begin at multiples of 1024.
 inline float token_value(std::uint64_t descriptor, int token, int k, bool e4m3) {
