@@ -52,7 +52,7 @@ struct Shared {
   __device__ int* block_end(int experts) { return row_end() + experts; }
 
   static constexpr std::size_t bytes(int experts) {
-    return sizeof(Shared) + static_cast<std::size_t>(experts) * 2 * sizeof(int) + alignof(Shared);
+    return sizeof(Shared) + static_cast<std::size_t>(experts) * 2 * sizeof(int);
   }
 };
 
