@@ -26,30 +26,36 @@ struct MathThread {
   __device__ int token() const { return thread % warp_threads % 4 * 2; }  ///< of the eight of a group, and the next
 };
 
-/// Stores sums as bf16 rows, two weight rows at a time: pairs of tokens become pairs of rows by transposing in registers.
+/// Two weight rows of a token, the pairs of tokens of a fragment transposed in registers into pairs of rows.
+__device__ inline void store_eight(bf16* row, int low, int high, const float* sum, bool real) {
+  std::uint32_t first;
+  std::uint32_t second;
+  cute::SM75_U32x1_MOVM_T::copy(ptx::to_bf16_pair(sum[0], sum[1]), first);
+  cute::SM75_U32x1_MOVM_T::copy(ptx::to_bf16_pair(sum[2], sum[3]), second);
+  if (!real) return;
+  *reinterpret_cast<std::uint32_t*>(row + low) = first;
+  *reinterpret_cast<std::uint32_t*>(row + high) = second;
+}
+
+/// Stores sums as bf16 rows.
 template <class Shape, int tokens>
-__device__ void store_results(const ResultStore& out, const WeightPlan& plan, const Task& task, const MathThread& me,
+__device__ __forceinline__ void store_results(const ResultStore& out, const WeightPlan& plan, const Task& task, const MathThread& me,
                               const Sums<Shape, tokens>& sums) {
   const int tile_has = plan.slabs_of(task.tile);
+  const bool in_a_row = out.map.rows == nullptr;
+  bf16* const begin = out.values + (in_a_row ? out.map.place(task, me.row()) * out.stride : 0);
 #pragma unroll
-  for (int slab = 0; slab < Shape::slabs; ++slab) {
-    if (me.first_slab + slab >= tile_has) continue;  // the same for the whole warpgroup
-    const int row = (task.tile * tile_slabs + me.first_slab + slab) * slab_rows + 16 * me.warp();
-    const int low = plan.source_row(row) + me.token();
-    const int high = plan.paired ? out.second + low : low + 8;
+  for (int i = 0; i < tokens / 8; ++i) {
+    const int token = 8 * i + me.row();
+    const bool real = token < task.rows;
+    bf16* row = begin + static_cast<std::size_t>(8 * i) * out.stride;
+    if (!in_a_row && real) row = out.values + out.map.place(task, token) * out.stride;
 #pragma unroll
-    for (int i = 0; i < tokens / 8; ++i) {
-      const float* sum = sums.slab[slab] + 4 * i;
-      std::uint32_t first;
-      std::uint32_t second;
-      cute::SM75_U32x1_MOVM_T::copy(ptx::to_bf16_pair(sum[0], sum[1]), first);
-      cute::SM75_U32x1_MOVM_T::copy(ptx::to_bf16_pair(sum[2], sum[3]), second);
-      const int token = 8 * i + me.row();
-      if (token < task.rows) {
-        bf16* to = out.values + out.map.place(task, token) * out.stride;
-        *reinterpret_cast<std::uint32_t*>(to + low) = first;
-        *reinterpret_cast<std::uint32_t*>(to + high) = second;
-      }
+    for (int slab = 0; slab < Shape::slabs; ++slab) {
+      if (me.first_slab + slab >= tile_has) continue;  // the same for the whole warpgroup
+      const int slab_row = (task.tile * tile_slabs + me.first_slab + slab) * slab_rows + 16 * me.warp();
+      const int low = plan.source_row(slab_row) + me.token();
+      store_eight(row, low, plan.paired ? out.second + low : low + 8, sums.slab[slab] + 4 * i, real);
     }
   }
 }
@@ -65,11 +71,25 @@ class ActivationEpilogue {
       : shared_(shared), out_(out), task_(task), me_(me), tile_has_(plan.slabs_of(task.tile)) {}
 
   /// All math threads call it together.
-  __device__ void run(Sums<Shape, tokens>& sums) {
+  __device__ __forceinline__ void run(Sums<Shape, tokens>& sums) {
+    const bool weighted = out_.weights != nullptr;
+    const int mine = static_cast<int>(threadIdx.x);
+    float weight = 1.0f;  // on its way while values are activated
+    if (weighted && mine < task_.rows) weight = out_.weights[out_.map.place(task_, mine)];
 #pragma unroll
-    for (int slab = 0; slab < Shape::slabs; ++slab) activate_slab(sums.slab[slab], me_.first_slab + slab);
-    meet();
-    if (quantises()) make_scales();
+    for (int slab = 0; slab < Shape::slabs; ++slab) activate_slab(sums.slab[slab]);
+    if (weighted) {
+      if (mine < tokens) shared_.activation.factors[0][mine] = weight;
+      meet();
+#pragma unroll
+      for (int slab = 0; slab < Shape::slabs; ++slab) weigh_slab(sums.slab[slab]);
+    }
+    if (quantises()) {
+#pragma unroll
+      for (int slab = 0; slab < Shape::slabs; ++slab) tell_peaks(sums.slab[slab], me_.first_slab + slab);
+      meet();
+      make_scales();
+    }
     meet();
 #pragma unroll
     for (int slab = 0; slab < Shape::slabs; ++slab) stage_values(sums.slab[slab], me_.first_slab + slab);
@@ -86,23 +106,36 @@ class ActivationEpilogue {
   __device__ int slabs_a_group() const { return out_.quantisation.group / columns_a_slab; }
   __device__ std::size_t flat(int token) const { return static_cast<std::size_t>(task_.flat + token); }
 
-  /// Leaves v in the lower half of the sums, and the warp's largest magnitude of every token in shared memory.
-  __device__ void activate_slab(float (&sum)[tokens / 2], int slab) {
+  /// Leaves v, not weighted yet, in the lower half of the sums.
+  __device__ __forceinline__ void activate_slab(float (&sum)[tokens / 2]) const {
+    constexpr int pairs = tokens / 8;  // of tokens
+    std::uint32_t gates[pairs];
+    std::uint32_t ups[pairs];
+    float values[2 * pairs];
+#pragma unroll
+    for (int i = 0; i < pairs; ++i) {
+      gates[i] = ptx::to_bf16_pair(sum[4 * i], sum[4 * i + 1]);
+      ups[i] = ptx::to_bf16_pair(sum[4 * i + 2], sum[4 * i + 3]);
+    }
+    activate(gates, ups, out_.clamp, 1.0f, values);
+#pragma unroll
+    for (int i = 0; i < 2 * pairs; ++i) sum[i / 2 * 4 + i % 2] = values[i];
+  }
+
+  __device__ __forceinline__ void weigh_slab(float (&sum)[tokens / 2]) const {
 #pragma unroll
     for (int i = 0; i < tokens / 8; ++i) {
-      std::uint32_t gates[1] = {ptx::to_bf16_pair(sum[4 * i], sum[4 * i + 1])};
-      std::uint32_t ups[1] = {ptx::to_bf16_pair(sum[4 * i + 2], sum[4 * i + 3])};
-      float values[2];  // of two tokens
-      activate(gates, ups, out_.clamp, 1.0f, values);
-      float peak[2];
+      const auto weights = *reinterpret_cast<const float2*>(shared_.activation.factors[0] + 8 * i + me_.token());
+      sum[4 * i] *= weights.x;
+      sum[4 * i + 1] *= weights.y;
+    }
+  }
+
+  /// Puts the warp's largest magnitude of every token into shared memory.
+  __device__ __forceinline__ void tell_peaks(const float (&sum)[tokens / 2], int slab) {
 #pragma unroll
-      for (int v = 0; v < 2; ++v) {
-        const int token = 8 * i + me_.token() + v;
-        const bool real = token < task_.rows && slab < tile_has_;
-        if (real && out_.weights != nullptr) values[v] *= out_.weights[out_.map.place(task_, token)];
-        sum[4 * i + v] = values[v];
-        peak[v] = real ? largest_magnitude(0.0f, values[v]) : 0.0f;
-      }
+    for (int i = 0; i < tokens / 8; ++i) {
+      float peak[2] = {largest_magnitude(0.0f, sum[4 * i]), largest_magnitude(0.0f, sum[4 * i + 1])};
 #pragma unroll
       for (int lanes = 4; lanes < warp_threads; lanes *= 2) {
         peak[0] = fmaxf(peak[0], __shfl_xor_sync(0xFFFFFFFFu, peak[0], lanes));
@@ -117,7 +150,7 @@ class ActivationEpilogue {
   }
 
   /// A thread a (group, token): the scale, kept for the codes and stored.
-  __device__ void make_scales() {
+  __device__ __forceinline__ void make_scales() {
     const int groups = (tile_has_ + slabs_a_group() - 1) / slabs_a_group();
     for (int index = static_cast<int>(threadIdx.x); index < groups * task_.rows; index += Shape::math_threads) {
       const int token = index % task_.rows;
@@ -141,13 +174,13 @@ class ActivationEpilogue {
     }
   }
 
-  __device__ float quotient(float value, float factor) const {
+  __device__ __forceinline__ float quotient(float value, float factor) const {
     if (out_.quantisation.scale == ScaleFormat::ue8m0) return GroupScale<ScaleFormat::ue8m0>{0, factor}.quotient(value);
     return GroupScale<ScaleFormat::f32>{factor, heddle::detail::reciprocal(factor)}.quotient(value);
   }
 
   /// Two tokens' bytes of one column, each in the low bits of its word: codes, codes widened to bf16, or bf16 values.
-  __device__ void operands(const float (&values)[2], int group, int token, std::uint32_t (&words)[2]) const {
+  __device__ __forceinline__ void operands(const float (&values)[2], int group, int token, std::uint32_t (&words)[2]) const {
     std::uint32_t pair;
     if (!quantises()) {
       pair = ptx::to_bf16_pair(values[0], values[1]);
@@ -169,7 +202,7 @@ class ActivationEpilogue {
     words[1] = pair >> 16;
   }
 
-  __device__ void stage_values(const float (&sum)[tokens / 2], int slab) {
+  __device__ __forceinline__ void stage_values(const float (&sum)[tokens / 2], int slab) {
     if (slab >= tile_has_) return;
     const int column = columns_a_slab * slab + 8 * me_.warp() + me_.row();
 #pragma unroll
@@ -180,7 +213,6 @@ class ActivationEpilogue {
       operands(values, slab / slabs_a_group(), token, words);
 #pragma unroll
       for (int v = 0; v < 2; ++v) {
-        if (token + v >= task_.rows) continue;
         std::byte* to = shared_.activation.values + (token + v) * Shape::activated_stride + column * value_bytes;
         if constexpr (value_bytes == 1) {
           *to = static_cast<std::byte>(words[v]);
@@ -192,7 +224,7 @@ class ActivationEpilogue {
   }
 
   /// Rows of the tile's columns, 16 bytes a thread.
-  __device__ void store_values() {
+  __device__ __forceinline__ void store_values() {
     const int vectors = tile_has_ * columns_a_slab * value_bytes / 16;
     const std::size_t begin = static_cast<std::size_t>(task_.tile) * (tile_slabs * columns_a_slab * value_bytes);
     for (int index = static_cast<int>(threadIdx.x); index < vectors * task_.rows; index += Shape::math_threads) {

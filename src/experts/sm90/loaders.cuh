@@ -9,7 +9,6 @@
 #include "experts/sm90/call.hpp"
 #include "experts/sm90/shared.cuh"
 #include "experts/sm90/tasks.hpp"
-#include "experts/sm90/widen.hpp"
 #include "formats/codes.hpp"
 
 namespace heddle::sm90 {
@@ -39,16 +38,15 @@ __device__ void load_weights(Shared<Shape>& shared, const OrderedMatrix& weights
   });
 }
 
-/// Fetches token scales, widened to f32. By one warp. Scales of 128 values, the usual ones, come in batches: of four stages where a
-/// word holds four of them, else of two, so that the next batch is on its way while this one is given.
+/// Fetches token scales, widened to f32 or its upper half. By one warp. Scales of 128 values, the usual ones, come in batches: of
+/// four stages where a word holds four of them, else of two; the next batch is on its way while this one is given.
 template <class Shape>
 class ScaleLoader {
  public:
-  __device__ ScaleLoader(Shared<Shape>& shared, const TokenRows& tokens, const OrderedMatrix& weights)
+  __device__ ScaleLoader(Shared<Shape>& shared, const TokenRows& tokens, int cols)
       : shared_(shared),
         tokens_(tokens),
-        weights_(weights),
-        groups_((weights.plan.cols + group_of(tokens) - 1) / group_of(tokens)),
+        groups_(tokens.scaling == TokenScales::by_32 ? (cols + 31) / 32 : (cols + 127) / 128),
         lane_(static_cast<int>(threadIdx.x) % warp_threads) {}
 
   __device__ void load(const Task& task, int stages) {
@@ -60,37 +58,34 @@ class ScaleLoader {
     if (tokens_.scaling == TokenScales::by_32) {
       for (int stage = 0; stage < stages; ++stage) fill(stage, 4);
     } else if (tokens_.format == ScaleFormat::ue8m0) {
-      load_batches<ScaleFormat::ue8m0>(task, stages);
+      load_batches<ScaleFormat::ue8m0>(stages);
     } else {
-      load_batches<ScaleFormat::f32>(task, stages);
+      load_batches<ScaleFormat::f32>(stages);
     }
   }
 
  private:
   static constexpr int rows_a_lane = (Shape::most_tokens + warp_threads - 1) / warp_threads;
-  static constexpr bool multiplies = weight_scale(Shape::kind) == WeightScale::by_block;
 
-  /// Scales on their way: words of tokens, and the two scales of the tile's weights.
+  /// Words on their way.
   template <ScaleFormat format>
   struct Batch {
     static constexpr int stages = format == ScaleFormat::ue8m0 ? 4 : 2;
-    static constexpr int words = format == ScaleFormat::ue8m0 ? 1 : stages;
-    std::uint32_t token[words][rows_a_lane];
-    RowPair weight[multiplies ? stages : 1];
+    static constexpr int stages_a_word = format == ScaleFormat::ue8m0 ? 4 : 1;
+    std::uint32_t words[stages / stages_a_word][rows_a_lane];
   };
 
-  __device__ static int group_of(const TokenRows& tokens) { return tokens.scaling == TokenScales::by_32 ? 32 : 128; }
   __device__ bool is_row(int i) const { return lane_ + warp_threads * i < rows_; }
   __device__ const std::byte* from(int i) const { return tokens_.scales + place_[i] * tokens_.scale_stride; }
 
   template <ScaleFormat format>
-  __device__ void load_batches(const Task& task, int stages) {
+  __device__ void load_batches(int stages) {
     using Batches = Batch<format>;
     Batches now;
     Batches next;
-    fetch(now, task, 0, stages);
+    fetch(now, 0);
     for (int first = 0; first < stages; first += Batches::stages) {
-      fetch(next, task, first + Batches::stages, stages);
+      fetch(next, first + Batches::stages);
 #pragma unroll
       for (int i = 0; i < Batches::stages; ++i) {
         if (first + i < stages) give(now, i);
@@ -100,49 +95,35 @@ class ScaleLoader {
   }
 
   template <ScaleFormat format>
-  __device__ void fetch(Batch<format>& batch, const Task& task, int first, int stages) const {
-    constexpr int scales_a_word = Batch<format>::stages / Batch<format>::words;
+  __device__ void fetch(Batch<format>& batch, int first) const {
+    constexpr int stages_a_word = Batch<format>::stages_a_word;
 #pragma unroll
-    for (int word = 0; word < Batch<format>::words; ++word) {
+    for (int word = 0; word < Batch<format>::stages / stages_a_word; ++word) {
 #pragma unroll
       for (int i = 0; i < rows_a_lane; ++i) {
-        const int index = first / scales_a_word + word;
-        const bool there = is_row(i) && first + word * scales_a_word < groups_;
-        batch.token[word][i] = there ? __ldg(reinterpret_cast<const std::uint32_t*>(from(i)) + index) : 0u;
+        const bool there = is_row(i) && first + word * stages_a_word < groups_;
+        const auto* words = reinterpret_cast<const std::uint32_t*>(from(i)) + first / stages_a_word;
+        batch.words[word][i] = there ? __ldg(words + word) : 0u;
       }
     }
-    if constexpr (multiplies) {
-#pragma unroll
-      for (int i = 0; i < Batch<format>::stages; ++i) batch.weight[i] = tile_scales(task, min(first + i, stages - 1));
-    }
-  }
-
-  /// The two weight scales of a tile's step: gate's and up's, or those of its first and its last 128 rows.
-  __device__ RowPair tile_scales(const Task& task, int step) const {
-    const WeightPlan& plan = weights_.plan;
-    const int has = plan.slabs_of(task.tile);
-    const std::byte* chunk = weights_.chunk(task.expert, task.tile, step);
-    const auto* first = reinterpret_cast<const float*>(chunk + plan.scales_offset(has, 0));
-    const auto* last = reinterpret_cast<const float*>(chunk + plan.scales_offset(has, min(2, has - 1)));
-    return {__ldg(first), plan.paired ? __ldg(first + 1) : __ldg(last)};
   }
 
   template <ScaleFormat format>
   __device__ void give(const Batch<format>& batch, int which) {
-    constexpr int scales_a_word = Batch<format>::stages / Batch<format>::words;
+    constexpr int stages_a_word = Batch<format>::stages_a_word;
     shared_.row_ring.wait_empty(at_);
+    float* scales = shared_.scales[at_.stage];
 #pragma unroll
     for (int i = 0; i < rows_a_lane; ++i) {
       if (!is_row(i)) break;
-      const std::uint32_t word = batch.token[which / scales_a_word][i];
-      const float scale = format == ScaleFormat::ue8m0 ? from_ue8m0(static_cast<std::uint8_t>(word >> (8 * (which % scales_a_word))))
+      const std::uint32_t word = batch.words[which / stages_a_word][i];
+      const int place = scale_place(lane_ + warp_threads * i);
+      const float scale = format == ScaleFormat::ue8m0 ? from_ue8m0(static_cast<std::uint8_t>(word >> (8 * (which % stages_a_word))))
                                                        : float_from_bits(word);
-      float* to = shared_.scales[at_.stage] + scale_place(lane_ + warp_threads * i);
-      if constexpr (multiplies) {
-        to[0] = scale * batch.weight[which].low;
-        to[Shape::most_tokens] = scale * batch.weight[which].high;
+      if constexpr (format == ScaleFormat::ue8m0 && Shape::operand == Operand::e4m3) {
+        reinterpret_cast<std::uint16_t*>(scales)[place] = static_cast<std::uint16_t>(float_bits(scale) >> 16);
       } else {
-        to[0] = scale;
+        scales[place] = scale;
       }
     }
     filled();
@@ -172,7 +153,6 @@ class ScaleLoader {
 
   Shared<Shape>& shared_;
   const TokenRows& tokens_;
-  const OrderedMatrix& weights_;
   int groups_;
   int lane_;
   int rows_ = 0;

@@ -23,6 +23,31 @@ struct Sums {
   float slab[Shape::slabs][tokens / 2];
 };
 
+/// Token scales as a stage has them: not at all, f32, or, of e4m3 tokens if they are powers of two, the upper halves of f32, which
+/// take half the time to load: shared memory is what limits large row blocks.
+enum class TokenFactors : std::uint8_t { none, floats, halves };
+
+namespace detail {
+/// So many words from an address that is a multiple of their bytes, or of 16.
+template <int count>
+__device__ inline void load_all(const std::byte* from, std::uint32_t (&words)[count]) {
+  if constexpr (count == 1) {
+    words[0] = load<std::uint32_t>(from);
+  } else if constexpr (count == 2) {
+    const auto two = load<Words>(from);
+    words[0] = two.word[0];
+    words[1] = two.word[1];
+  } else {
+#pragma unroll
+    for (int i = 0; i < count; i += 4) {
+      const auto four = load<Vector>(from + 4 * i);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) words[i + j] = four.word[j];
+    }
+  }
+}
+}  // namespace detail
+
 /// Where a math warpgroup is in both rings, and what it multiplies.
 template <class Shape>
 struct MathPosition {
@@ -37,18 +62,16 @@ class MainLoop {
   /// The warpgroup's slabs begin with `first_slab` of the tile, which has `tile_has`. One that the tile lacks is the last one
   /// once more, and nobody stores the result: products must not hang on a branch.
   __device__ MainLoop(Shared<Shape>& shared, MathPosition<Shape>& at, const WeightPlan& plan, int first_slab, int tile_has,
-                      TokenScales scales)
-      : shared_(shared), at_(at), plan_(plan), tile_has_(tile_has), scales_(scales) {
+                      TokenScales scales, ScaleFormat format)
+      : shared_(shared), at_(at), plan_(plan), tile_has_(tile_has), scales_(scales), format_(format) {
 #pragma unroll
     for (int slab = 0; slab < Shape::slabs; ++slab) {
       slab_[slab] = first_slab + slab < tile_has ? first_slab + slab : tile_has - 1;
     }
-    // Of paired weights a thread's rows are gate's and up's; else all rows of a slab, and of its neighbour, have one scale.
-    if (!plan.paired) first_product_ = second_product_ = first_slab / 2 * Shape::most_tokens;
   }
 
   /// Multiplies `stages` stages; `constant` are the weight scales that hold for all of K, by slab.
-  __device__ void run(int stages, const RowPair (&constant)[Shape::slabs], Sums<Shape, tokens>& sums) {
+  __device__ __forceinline__ void run(int stages, const RowPair (&constant)[Shape::slabs], Sums<Shape, tokens>& sums) {
 #pragma unroll
     for (int slab = 0; slab < Shape::slabs; ++slab) {
 #pragma unroll
@@ -59,23 +82,16 @@ class MainLoop {
       for (int stage = 0; stage < stages; ++stage) run_finely(sums);
       return;
     }
-    if constexpr (overlapped) {
-      std::uint32_t even[slab_registers];
-      std::uint32_t odd[slab_registers];
-      shared_.weight_ring.wait_full(at_.weights);
-      load(even, 0);
-      int stage = 0;
-      for (; stage + 1 < stages; stage += 2) {
-        run_stage(even, odd, sums, true);
-        if constexpr (items % 2 == 1) {
-          run_stage(odd, even, sums, stage + 2 < stages);
-        } else {
-          run_stage(even, odd, sums, stage + 2 < stages);
-        }
+    if constexpr (Shape::operand == Operand::e4m3) {  // whose tokens always have scales
+      if (format_ == ScaleFormat::ue8m0) {
+        run_stages<TokenFactors::halves>(stages, sums);
+      } else {
+        run_stages<TokenFactors::floats>(stages, sums);
       }
-      if (stage < stages) run_stage(even, odd, sums, false);
+    } else if (scales_ == TokenScales::by_128) {
+      run_stages<TokenFactors::floats>(stages, sums);
     } else {
-      for (int stage = 0; stage < stages; ++stage) run_in_turn(sums);
+      run_stages<TokenFactors::none>(stages, sums);
     }
   }
 
@@ -84,6 +100,7 @@ class MainLoop {
   static constexpr int items = Shape::slabs * Shape::parts;
   static constexpr bool changes_by_step =
       weight_scale(Shape::kind) == WeightScale::by_block || weight_scale(Shape::kind) == WeightScale::by_step;
+  static constexpr bool widens = Shape::kind != WeightKind::bf16 && Shape::kind != WeightKind::fp8_block;
   /// Tokens of one product: large row blocks are multiplied in two pieces, or partial sums would not fit beside the sums.
   static constexpr int piece = tokens <= 96 ? tokens : 64;
   static constexpr int pieces = tokens / piece;
@@ -92,18 +109,38 @@ class MainLoop {
   /// A second set of weight registers lets products run while the next slab is widened. Where there is nothing to widen, or no
   /// room for it, the products of one warpgroup run while another one loads.
   static constexpr bool overlapped =
-      Shape::slabs == 1 || (Shape::kind != WeightKind::fp8_block && Shape::slabs * tokens / 2 + piece / 2 <= 144);
+      Shape::slabs == 1 || (widens && Shape::slabs * tokens / 2 + piece / 2 <= 144);
 
-  __device__ void load(std::uint32_t (&a)[slab_registers], int item) {
+  template <TokenFactors factors>
+  __device__ __forceinline__ void run_stages(int stages, Sums<Shape, tokens>& sums) {
+    if constexpr (overlapped) {
+      std::uint32_t even[slab_registers];
+      std::uint32_t odd[slab_registers];
+      shared_.weight_ring.wait_full(at_.weights);
+      load(even, 0);
+      int stage = 0;
+      for (; stage + 1 < stages; stage += 2) {
+        run_stage<factors>(even, odd, sums, true);
+        if constexpr (items % 2 == 1) {
+          run_stage<factors>(odd, even, sums, stage + 2 < stages);
+        } else {
+          run_stage<factors>(even, odd, sums, stage + 2 < stages);
+        }
+      }
+      if (stage < stages) run_stage<factors>(even, odd, sums, false);
+    } else {
+      for (int stage = 0; stage < stages; ++stage) run_in_turn<factors>(sums);
+    }
+  }
+
+  __device__ __forceinline__ void load(std::uint32_t (&a)[slab_registers], int item) {
     const int slab = item / Shape::parts;
     const int part = item % Shape::parts;
     const std::byte* chunk = shared_.weights[at_.weights.stage] + part * plan_.chunk_bytes_of(tile_has_);
     const std::byte* scales = chunk + plan_.scales_offset(tile_has_, slab_[slab]);
     const int thread = static_cast<int>(threadIdx.x) % warpgroup_threads;
     load_slab<Shape::kind>(chunk + plan_.data_offset(slab_[slab]), scales, thread, a);
-    if constexpr (weight_scale(Shape::kind) == WeightScale::by_block) {
-      if (scales_ == TokenScales::by_32) next_ = block_scales(scales);
-    }
+    if constexpr (weight_scale(Shape::kind) == WeightScale::by_block) next_ = block_scales(scales);
     if constexpr (weight_scale(Shape::kind) == WeightScale::by_step) {
       if (plan_.step_exponents) next_ = step_factors(scales, thread);
     }
@@ -116,7 +153,8 @@ class MainLoop {
   }
 
   /// `a` holds the stage's first item; afterwards the next stage's, if there is one: in `a` if items are even, else in `b`.
-  __device__ void run_stage(std::uint32_t (&a)[slab_registers], std::uint32_t (&b)[slab_registers], Sums<Shape, tokens>& sums,
+  template <TokenFactors factors>
+  __device__ __forceinline__ void run_stage(std::uint32_t (&a)[slab_registers], std::uint32_t (&b)[slab_registers], Sums<Shape, tokens>& sums,
                             bool more) {
     Partial partial;
     shared_.row_ring.wait_full(at_.rows);
@@ -129,16 +167,19 @@ class MainLoop {
 #pragma unroll
       for (int p = 0; p < pieces; ++p) {
         start(partial, current, item % Shape::parts, p);
-        if (p == pieces - 1) prepare(following, item + 1, more);
+        if (p == pieces - 1) {
+          prepare(following, item + 1, more);
+          if constexpr (widens) hold(following);  // now, while the products run, not when they are waited for
+        }
         finish(partial);
-        if (item % Shape::parts == Shape::parts - 1) promote<false>(partial, 0, weight, p, sums.slab[slab]);
+        if (item % Shape::parts == Shape::parts - 1) promote<factors>(partial, 0, weight, p, sums.slab[slab]);
       }
     }
     leave_rows();
   }
 
   /// The item after this one: of this stage or, if there are more, of the next.
-  __device__ void prepare(std::uint32_t (&a)[slab_registers], int item, bool more) {
+  __device__ __forceinline__ void prepare(std::uint32_t (&a)[slab_registers], int item, bool more) {
     if (item < items) {
       load(a, item);
       return;
@@ -151,7 +192,8 @@ class MainLoop {
   }
 
   /// A stage with one set of weight registers.
-  __device__ void run_in_turn(Sums<Shape, tokens>& sums) {
+  template <TokenFactors factors>
+  __device__ __forceinline__ void run_in_turn(Sums<Shape, tokens>& sums) {
     Partial partial;
     shared_.weight_ring.wait_full(at_.weights);
     shared_.row_ring.wait_full(at_.rows);
@@ -166,14 +208,14 @@ class MainLoop {
       for (int p = 0; p < pieces; ++p) {
         start(partial, a, item % Shape::parts, p);
         finish(partial);
-        if (item % Shape::parts == Shape::parts - 1) promote<false>(partial, 0, weight, p, sums.slab[slab]);
+        if (item % Shape::parts == Shape::parts - 1) promote<factors>(partial, 0, weight, p, sums.slab[slab]);
       }
     }
     leave_rows();
   }
 
   /// Groups of 32: a promotion each, nothing overlapped.
-  __device__ void run_finely(Sums<Shape, tokens>& sums) {
+  __device__ __forceinline__ void run_finely(Sums<Shape, tokens>& sums) {
     constexpr int groups_a_panel = instructions_a_panel / Shape::parts;  // 32 of K: one instruction of e4m3, two of bf16
     shared_.weight_ring.wait_full(at_.weights);
     shared_.row_ring.wait_full(at_.rows);
@@ -196,7 +238,7 @@ class MainLoop {
         }
         cute::warpgroup_commit_batch();
         finish(partial);
-        promote<true>(partial, part * groups_a_panel + group, weight, p, sums.slab[slab]);
+        promote<TokenFactors::floats>(partial, part * groups_a_panel + group, weight, p, sums.slab[slab]);
       }
     }
     leave_weights();
@@ -224,70 +266,58 @@ class MainLoop {
     hold(partial);
   }
 
-  /// total = fmaf(partial, token scale x weight scale, total). `fine`: of group `group` of a stage.
-  template <bool fine>
-  __device__ void promote(const Partial& partial, int group, const RowPair& weight, int p, float (&total)[tokens / 2]) const {
-    constexpr WeightScale kind = weight_scale(Shape::kind);
-    constexpr bool by_register = kind == WeightScale::constant || (fine && kind == WeightScale::by_block);
-    if constexpr (kind == WeightScale::by_step) {
+  /// total = fmaf(partial, token scale x weight scale, total), with the token scales of group `group` of the stage.
+  template <TokenFactors factors>
+  __device__ __forceinline__ void promote(const Partial& partial, int group, const RowPair& weight, int p, float (&total)[tokens / 2]) const {
+    if constexpr (weight_scale(Shape::kind) == WeightScale::by_step) {
       if (plan_.step_exponents) {
-        promote_by<fine, true, true>(partial, group, weight, p, total);
+        promote_by<factors, true>(partial, group, weight, p, total);
       } else {
-        promote_by<fine, false, true>(partial, group, weight, p, total);
+        promote_by<factors, false>(partial, group, weight, p, total);
       }
-    } else if constexpr (Shape::operand == Operand::e4m3) {  // whose tokens always have scales
-      promote_by<fine, by_register, true>(partial, group, weight, p, total);
-    } else if (scales_ != TokenScales::none) {
-      promote_by<fine, by_register, true>(partial, group, weight, p, total);
     } else {
-      promote_by<fine, by_register, false>(partial, group, weight, p, total);
+      constexpr bool weighted = changes_by_step || weight_scale(Shape::kind) == WeightScale::constant;
+      promote_by<factors, weighted>(partial, group, weight, p, total);
     }
   }
 
-  template <bool fine, bool by_register, bool scaled>
-  __device__ void promote_by(const Partial& partial, int group, const RowPair& weight, int p, float (&total)[tokens / 2]) const {
-    constexpr bool products = !fine && weight_scale(Shape::kind) == WeightScale::by_block;
-    constexpr int together = piece >= 16 ? 2 : 1;  // groups of eight tokens whose scales are one load
-    const int thread_begin = p * piece + static_cast<int>(threadIdx.x) % 4 * 8;
-    const float* scales = shared_.scales[at_.rows.stage] + group * Shape::most_tokens + thread_begin;
+  template <TokenFactors factors, bool weighted>
+  __device__ __forceinline__ void promote_by(const Partial& partial, int group, const RowPair& weight, int p, float (&total)[tokens / 2]) const {
+    constexpr int eights = piece < 32 ? piece / 8 : 4;  // tokens whose scales a thread loads at once
+    const int begin = p * piece + static_cast<int>(threadIdx.x) % 4 * 8;
 #pragma unroll
-    for (int i = 0; i < piece / 8; i += together) {
-      const int place = i / 4 * 32 + i % 4 * 2;
-      float low[2 * together];
-      float high[2 * together];
-      if constexpr (products) {
-        load_scales(scales + first_product_ + place, low);
-        load_scales(scales + second_product_ + place, high);
-      } else {
+    for (int first = 0; first < piece / 8; first += eights) {
+      float scales[2 * eights];
+      load_factors<factors>(shared_.scales[at_.rows.stage] + group * Shape::most_tokens, begin + 8 * first, scales);
 #pragma unroll
-        for (float& factor : low) factor = 1.0f;
-        if constexpr (scaled) load_scales(scales + place, low);
-#pragma unroll
-        for (int v = 0; v < 2 * together; ++v) {
-          high[v] = by_register ? low[v] * weight.high : low[v];
-          if constexpr (by_register) low[v] *= weight.low;
-        }
-      }
-      float* sum = total + p * piece / 2 + 4 * i;
-#pragma unroll
-      for (int v = 0; v < 2 * together; ++v) {
-        const int at = v / 2 * 4 + v % 2;
-        sum[at] = __fmaf_rn(partial[4 * i + at], low[v], sum[at]);
-        sum[at + 2] = __fmaf_rn(partial[4 * i + at + 2], high[v], sum[at + 2]);
+      for (int i = 0; i < 2 * eights; ++i) {
+        const int at = 4 * first + i / 2 * 4 + i % 2;
+        const float low = weighted ? scales[i] * weight.low : scales[i];
+        const float high = weighted ? scales[i] * weight.high : scales[i];
+        float* sum = total + p * piece / 2 + at;
+        sum[0] = __fmaf_rn(partial[at], low, sum[0]);
+        sum[2] = __fmaf_rn(partial[at + 2], high, sum[2]);
       }
     }
   }
-  __device__ static void load_scales(const float* from, float (&scales)[4]) {
-    const auto four = *reinterpret_cast<const float4*>(from);
-    scales[0] = four.x;
-    scales[1] = four.y;
-    scales[2] = four.z;
-    scales[3] = four.w;
-  }
-  __device__ static void load_scales(const float* from, float (&scales)[2]) {
-    const auto two = *reinterpret_cast<const float2*>(from);
-    scales[0] = two.x;
-    scales[1] = two.y;
+
+  /// Token scales from place `place` of a stage, f32 or the upper halves of f32.
+  template <TokenFactors factors, int count>
+  __device__ static void load_factors(const float* stage, int place, float (&scales)[count]) {
+    if constexpr (factors == TokenFactors::none) {
+#pragma unroll
+      for (float& scale : scales) scale = 1.0f;
+    } else {
+      constexpr int bytes = factors == TokenFactors::halves ? 2 : 4;
+      constexpr int words = count * bytes / 4;
+      std::uint32_t raw[words];
+      detail::load_all(reinterpret_cast<const std::byte*>(stage) + place * bytes, raw);
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const std::uint32_t word = raw[i * bytes / 4];
+        scales[i] = float_from_bits(bytes == 4 ? word : i % 2 == 0 ? word << 16 : word & 0xFFFF0000u);
+      }
+    }
   }
 
   /// The stage's weights are in registers, this warp's share of them at least.
@@ -307,9 +337,8 @@ class MainLoop {
   const WeightPlan& plan_;
   int tile_has_;
   TokenScales scales_;
+  ScaleFormat format_;
   int slab_[Shape::slabs];
-  int first_product_ = 0;  ///< fp8_block: of a thread's lower rows, which product of a token's scale
-  int second_product_ = Shape::most_tokens;
   RowPair next_ = {1.0f, 1.0f};
   const RowPair* constant_ = nullptr;
 };

@@ -90,7 +90,7 @@ class RowFactors {
 };
 
 template <class Shape, int tokens>
-__device__ void compute_task(Shared<Shape>& shared, const ProductCall& call, const OrderedMatrix& weights, const Task& task,
+__device__ __forceinline__ void compute_task(Shared<Shape>& shared, const ProductCall& call, const OrderedMatrix& weights, const Task& task,
                              const MathThread& me, const RowFactors<Shape>& factors, MathPosition<Shape>& at) {
   constexpr WeightScale scale = weight_scale(Shape::kind);
   const WeightPlan& plan = weights.plan;
@@ -101,7 +101,8 @@ __device__ void compute_task(Shared<Shape>& shared, const ProductCall& call, con
 #pragma unroll
       for (int slab = 0; slab < Shape::slabs; ++slab) constant[slab] = factors.of(slab);
     }
-    MainLoop<Shape, tokens> loop(shared, at, plan, me.first_slab, plan.slabs_of(task.tile), call.tokens.scaling);
+    MainLoop<Shape, tokens> loop(shared, at, plan, me.first_slab, plan.slabs_of(task.tile), call.tokens.scaling,
+                                 call.tokens.format);
     loop.run(plan.steps() / Shape::parts, constant, sums);
   }
   if constexpr (scale == WeightScale::by_step || scale == WeightScale::at_end) {  // powers of two, left to the end
@@ -119,34 +120,36 @@ __device__ void compute_task(Shared<Shape>& shared, const ProductCall& call, con
   }
 }
 
-/// Calls work.operator()<tokens>() with the smallest tile that covers a task's rows.
-template <class Shape, class Work>
-__device__ void with_tile(int rows, const Work& work) {
-  const int wanted = tile_tokens(rows, Shape::most_tokens);
+/// One task with the smallest tile that covers its rows. All of it is inlined: products must not cross a call.
+template <class Shape>
+__device__ __forceinline__ void compute_with_tile(Shared<Shape>& shared, const ProductCall& call, const OrderedMatrix& weights,
+                                                  const Task& task, const MathThread& me, const RowFactors<Shape>& factors,
+                                                  MathPosition<Shape>& at) {
+  const int wanted = tile_tokens(task.rows, Shape::most_tokens);
   if constexpr (Shape::most_tokens <= 32) {
     if (wanted <= 8) {
-      work.template operator()<8>();
+      compute_task<Shape, 8>(shared, call, weights, task, me, factors, at);
     } else if (wanted <= 16) {
-      work.template operator()<16>();
+      compute_task<Shape, 16>(shared, call, weights, task, me, factors, at);
     } else {
-      work.template operator()<32>();
+      compute_task<Shape, 32>(shared, call, weights, task, me, factors, at);
     }
   } else {
     if (wanted <= 32) {
-      work.template operator()<32>();
+      compute_task<Shape, 32>(shared, call, weights, task, me, factors, at);
     } else if (wanted <= 64) {
-      work.template operator()<64>();
+      compute_task<Shape, 64>(shared, call, weights, task, me, factors, at);
     } else if (wanted <= 96 || Shape::most_tokens == 96) {
-      work.template operator()<96>();
+      compute_task<Shape, 96>(shared, call, weights, task, me, factors, at);
     } else {
-      work.template operator()<Shape::most_tokens>();
+      compute_task<Shape, Shape::most_tokens>(shared, call, weights, task, me, factors, at);
     }
   }
 }
 
 /// A math warpgroup: every task of this CTA.
 template <class Shape>
-__device__ void compute(Shared<Shape>& shared, const ProductCall& call, const TaskList& tasks) {
+__device__ __forceinline__ void compute(Shared<Shape>& shared, const ProductCall& call, const TaskList& tasks) {
   const int thread = static_cast<int>(threadIdx.x);
   const MathThread me{thread / warpgroup_threads * Shape::slabs, thread % warpgroup_threads};
   const OrderedMatrix weights = weights_of<Shape>(call);
@@ -165,13 +168,13 @@ __device__ void compute(Shared<Shape>& shared, const ProductCall& call, const Ta
       next = tasks.find(index + ctas);
       factors.fetch(next);
     }
-    with_tile<Shape>(task.rows, [&]<int tokens>() { compute_task<Shape, tokens>(shared, call, weights, task, me, factors, at); });
+    compute_with_tile(shared, call, weights, task, me, factors, at);
   }
 }
 
 /// The loading warpgroup: a warp for weights, one for token scales, one or two for token rows.
 template <class Shape>
-__device__ void load(Shared<Shape>& shared, const ProductCall& call, const TaskList& tasks) {
+__device__ __forceinline__ void load(Shared<Shape>& shared, const ProductCall& call, const TaskList& tasks) {
   const int thread = static_cast<int>(threadIdx.x) - Shape::math_threads;
   const int warp = thread / warp_threads;
   const OrderedMatrix weights = weights_of<Shape>(call);
@@ -181,7 +184,7 @@ __device__ void load(Shared<Shape>& shared, const ProductCall& call, const TaskL
     if (thread == 0) load_weights(shared, weights, tasks);
   } else if (warp == 1) {
     if (call.tokens.scaling == TokenScales::none) return;
-    ScaleLoader<Shape> loader(shared, call.tokens, weights);
+    ScaleLoader<Shape> loader(shared, call.tokens, plan.cols);
     for_tasks(tasks, [&](const Task& task) { loader.load(task, stages); });
   } else if (call.tokens.in_boxes()) {
     if (thread == 2 * warp_threads) copy_rows(shared, call.tokens, tasks, stages);

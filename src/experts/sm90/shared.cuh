@@ -34,8 +34,7 @@ struct Shared {
   alignas(1024) std::byte rows[Shape::row_stages][Shape::row_stage_bytes];
   /// Chunks as they lie in memory.
   alignas(128) std::byte weights[Shape::weight_stages][Shape::weight_stage_bytes];
-  /// A stage's token scales: [group][scale_place(token)]. With fp8_block, scaled by 128: times the first weight scale of the tile
-  /// and times the other one.
+  /// A stage's token scales: [group][scale_place(token)], f32, or (e4m3 with ue8m0 by 128) the upper halves of f32.
   alignas(16) float scales[Shape::row_stages][Shape::scales_a_stage];
 
   [[no_unique_address]] ActivationMemory<Shape> activation;

@@ -74,7 +74,7 @@ struct TileShape {
   static constexpr int rows_under_way = row_stages / 2;
   /// Rows that are copied at once where they lie one behind another.
   static constexpr int box_rows = most_tokens <= 32 ? 8 : 32;
-  /// Groups of 32: four a token. Else one, or with fp8_block its products with both weight scales of the tile.
+  /// Groups of 32: four a token. Else one.
   static constexpr int scales_a_stage = 4 * most_tokens;
   /// f32 factors of a tile's weight rows: of this task and of the next.
   static constexpr int row_factor_bytes = slab_shape(kind).row_scales ? 2 * tile_slabs * slab_rows * 4 : 0;
