@@ -74,6 +74,21 @@ TEST(Tasks, RowBlocksOfATileFollowEachOther) {
   EXPECT_EQ(tasks.find(12).expert, 1);
 }
 
+/// As few blocks as there can be, of about as many rows each.
+TEST(Tasks, RowBlocksAreAlike) {
+  for (const int most : {32, 96, 128}) {
+    for (int rows = 1; rows <= 700; ++rows) {
+      const Lists lists = lists_of({rows}, most);
+      const TaskList tasks{lists.row_end.data(), lists.block_end.data(), 1, 1, most};
+      ASSERT_EQ(tasks.count(), (rows + most - 1) / most);
+      const int even = (rows + tasks.count() - 1) / tasks.count();
+      for (int index = 0; index < tasks.count(); ++index) ASSERT_LT(tasks.find(index).rows, even + 8) << rows << " rows, " << most;
+    }
+  }
+  const Lists lists = lists_of({192}, 128);
+  EXPECT_EQ((TaskList{lists.row_end.data(), lists.block_end.data(), 1, 1, 128}.find(0).rows), 96);
+}
+
 TEST(Tasks, TheSmallestTileThatCovers) {
   for (const int most : {32, 96, 128}) {
     for (int rows = 1; rows <= most; ++rows) {

@@ -193,9 +193,9 @@ void check_arguments(const ExpertsArguments& a) {
     throw InputError(fmt::format("--rows {}: {} experts take at most {} rows each here", most, a.experts, (1 << 20) / a.experts));
 }
 
-sm90::RowBlocks chosen_blocks(const RowCounts& counts) {
+int average_rows(const RowCounts& counts) {
   const auto experts = static_cast<int>(counts.rows.size());
-  return (counts.total() + experts - 1) / experts <= 32 ? sm90::RowBlocks::small : sm90::RowBlocks::large;
+  return (counts.total() + experts - 1) / experts;
 }
 
 void add_bench_experts(CLI::App& bench, int& status) {

@@ -43,7 +43,7 @@ std::vector<RowCounts> counts_of(const ExpertsArguments& a);
 /// Everything that can be said before a GPU is asked. Throws InputError.
 void check_arguments(const ExpertsArguments& a);
 
-/// What the layer's rule takes for these counts: small ones as long as one covers an expert on average.
-sm90::RowBlocks chosen_blocks(const RowCounts& counts);
+/// Rows an expert on average, by which the engine's rule picks row blocks.
+int average_rows(const RowCounts& counts);
 
 }  // namespace heddle::tool

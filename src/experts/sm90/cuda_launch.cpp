@@ -34,6 +34,12 @@ ProductKernel find_kernel(WeightKind kind, RowBlocks blocks, bool activates) {
   throw InputError(fmt::format("unknown weight kind {}", static_cast<int>(kind)));
 }
 
+RowBlocks choose_blocks(WeightKind kind, bool activates, int rows) {
+  const bool widens = kind != WeightKind::bf16 && kind != WeightKind::fp8_block;
+  constexpr int most_of_a_small_block = 32;
+  return rows <= most_of_a_small_block && (widens || activates) ? RowBlocks::small : RowBlocks::large;
+}
+
 void prepare_products(WeightKind kind) {
   for (const RowBlocks blocks : {RowBlocks::small, RowBlocks::large}) {
     for (const bool activates : {false, true}) {

@@ -12,8 +12,6 @@ using loading::size;
 
 namespace {
 
-/// Up to here, rows an expert, small row blocks are one block each.
-constexpr int most_rows_of_small_blocks = 32;
 /// CTAs a SM of kernels that move rows.
 constexpr int moving_ctas = 4;
 
@@ -91,12 +89,12 @@ RowChange ExpertChain::change_of(const RowView& rows) const {
   return operand_ == Operand::e4m3 ? RowChange::none : RowChange::widen;
 }
 
-RowBlocks ExpertChain::blocks_of(const RunnerCall& call) const {
+RowBlocks ExpertChain::blocks_of(const RunnerCall& call, bool activates) const {
   if (row_blocks_ != DeviceRowBlocks::automatic) {
     return row_blocks_ == DeviceRowBlocks::small ? RowBlocks::small : RowBlocks::large;
   }
   const int expected = call.expected_rows > 0 ? call.expected_rows : (call.most_rows + call.experts - 1) / call.experts;
-  return expected <= most_rows_of_small_blocks ? RowBlocks::small : RowBlocks::large;
+  return choose_blocks(weights_.gate_up().plan.kind, activates, expected);
 }
 
 RowLimits ExpertChain::limits_of(const RunnerCall& call, bool reports) {
@@ -203,7 +201,6 @@ void ExpertChain::activate(const RunnerCall& call, cudaStream_t stream) {
 
 void ExpertChain::run(const RunnerCall& call, cudaStream_t stream) {
   if (call.experts == 0 || call.most_rows == 0) return;
-  const RowBlocks blocks = blocks_of(call);
   ProductCall first = product(weights_.gate_up(), call, prepare(call, stream));
   if (fused_) {
     ActivatedStore& store = first.activated;
@@ -220,13 +217,13 @@ void ExpertChain::run(const RunnerCall& call, cudaStream_t stream) {
     const int intermediate = weights_.intermediate();
     first.results = {gate_up_.get(), 2 * size(intermediate), intermediate, {}};
   }
-  launch_product(first, blocks, fused_, ctas_, stream);
+  launch_product(first, blocks_of(call, fused_), fused_, ctas_, stream);
   if (!fused_) activate(call, stream);
 
   ProductCall second =
       product(weights_.down(), call, operand(activated_.view(), {}));
   second.results = {call.results, call.result_stride, 0, call.result_places};
-  launch_product(second, blocks, false, ctas_, stream);
+  launch_product(second, blocks_of(call, false), false, ctas_, stream);
 }
 
 }  // namespace heddle::sm90
