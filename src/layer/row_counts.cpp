@@ -43,6 +43,10 @@ void RowCounts::count(int rank, const ExchangeInput& input) {
     for (int choice = 0; choice < options_.topk; ++choice) {
       const std::int32_t id = input.ids[static_cast<std::ptrdiff_t>(token) * options_.topk + choice];
       if (id < 0) continue;
+      if (options_.placement.is_everywhere()) {  // an arrived row has the choice on every rank
+        for (int& pairs : sent.pairs) ++pairs;
+        continue;
+      }
       const auto to = static_cast<std::size_t>(options_.placement.rank_of(id));
       ++sent.pairs[to];
       if (last[to] != token) ++sent.rows[to];
@@ -137,6 +141,15 @@ int RowCounts::received(int rank, const std::vector<bool>& live) const {
     received += options_.way == Way::gather ? of(from).tokens : rows(from, rank);
   }
   return received;
+}
+
+int RowCounts::real(int rank, const std::vector<bool>& live) const {
+  if (tensor_parallel()) return of(rank).pairs[static_cast<std::size_t>(rank)];
+  int real = 0;
+  for (std::size_t peer = 0; peer < live.size(); ++peer) {
+    if (live[peer]) real += of(static_cast<int>(peer)).pairs[static_cast<std::size_t>(rank)];
+  }
+  return real;
 }
 
 }  // namespace heddle
