@@ -84,7 +84,8 @@ struct DeviceLayer::Impl {
 };
 
 DeviceLayer::Impl::Impl(DeviceWorkspace& of, std::size_t number, const ExchangeMemory& memory,
-                        std::span<const LayerWeights> weights, const LayerOptions& options, const DeviceLayerOptions& device_options)
+                        std::span<const LayerWeights> weights, const LayerOptions& options,
+                        const DeviceLayerOptions& device_options)
     : workspace(of),
       gpu(number),
       settings(checked_options(of, number, weights, options)),

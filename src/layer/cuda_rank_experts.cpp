@@ -101,7 +101,8 @@ const bf16* RankExperts::run(const Arrived& arrived, bf16* in_place, int expecte
       run_contiguous(arrived, out, expected_rows, stream);
       break;
     case ArrivedLayout::masked:
-      experts_.masked(view_of_rows(arrived, stream), arrived.block_rows, arrived.counts, arrived.row_weights, out, stream, expected_rows);
+      experts_.masked(view_of_rows(arrived, stream), arrived.block_rows, arrived.counts, arrived.row_weights, out, stream,
+                      expected_rows);
       break;
     case ArrivedLayout::routed:
       experts_.routed(view_of_rows(arrived, stream), arrived.room, topk_, arrived.local_ids, arrived.weights,

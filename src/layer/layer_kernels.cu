@@ -93,8 +93,9 @@ __global__ void store_numbers(const __grid_constant__ NumbersCall call) {
 template <class Call>
 void launch(void (*kernel)(const Call), const Call& call, dim3 grid, int block, cudaStream_t stream, const char* what) {
   void* arguments[] = {const_cast<Call*>(&call)};
-  cuda::check(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, dim3(static_cast<unsigned>(block)), arguments, 0, stream),
-              what);
+  cuda::check(
+      cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, dim3(static_cast<unsigned>(block)), arguments, 0, stream),
+      what);
 }
 
 /// CTAs for so many items of a warp, four a SM at most.
@@ -128,7 +129,8 @@ void launch_runs(const RunsCall& call, cudaStream_t stream) {
 
 void launch_gate(const GateCall& call, int sms, cudaStream_t stream) {
   if (call.most_tokens == 0) return;
-  launch(gate_tokens, call, dim3(ctas_for(call.most_tokens, sms)), threads, stream, "launch of the kernel of the shared expert's gate");
+  launch(gate_tokens, call, dim3(ctas_for(call.most_tokens, sms)), threads, stream,
+         "launch of the kernel of the shared expert's gate");
 }
 
 void launch_numbers(const NumbersCall& call, cudaStream_t stream) {
@@ -136,11 +138,13 @@ void launch_numbers(const NumbersCall& call, cudaStream_t stream) {
 }
 
 void prepare_layer_kernels() {
-  const void* const kernels[] = {
-      reinterpret_cast<const void*>(&widen_by_expert<Wire::fp8>), reinterpret_cast<const void*>(&widen_by_expert<Wire::nvfp4>),
-      reinterpret_cast<const void*>(&widen_routed<Wire::fp8>),    reinterpret_cast<const void*>(&widen_routed<Wire::nvfp4>),
-      reinterpret_cast<const void*>(&gate_tokens),                reinterpret_cast<const void*>(&limit_runs),
-      reinterpret_cast<const void*>(&store_numbers)};
+  const void* const kernels[] = {reinterpret_cast<const void*>(&widen_by_expert<Wire::fp8>),
+                                 reinterpret_cast<const void*>(&widen_by_expert<Wire::nvfp4>),
+                                 reinterpret_cast<const void*>(&widen_routed<Wire::fp8>),
+                                 reinterpret_cast<const void*>(&widen_routed<Wire::nvfp4>),
+                                 reinterpret_cast<const void*>(&gate_tokens),
+                                 reinterpret_cast<const void*>(&limit_runs),
+                                 reinterpret_cast<const void*>(&store_numbers)};
   for (const void* kernel : kernels) {
     cudaFuncAttributes attributes;
     cuda::check(cudaFuncGetAttributes(&attributes, kernel), "loading the kernels of a layer");

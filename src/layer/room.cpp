@@ -19,7 +19,8 @@ RankRoom room_of(const ExchangeOptions& options, int local_experts) {
     throw InputError(fmt::format(
         "a cap of {} tokens on {} ranks is up to {} pairs of a token and one of {} local experts; experts on a GPU take {}, which "
         "a cap of {} fits",
-        options.cap, ranks, tokens * pairs_a_token, local_experts, most_pairs, most_pairs / (ranks * std::max(1LL, pairs_a_token))));
+        options.cap, ranks, tokens * pairs_a_token, local_experts, most_pairs,
+        most_pairs / (ranks * std::max(1LL, pairs_a_token))));
   }
   const bool tensor_parallel = options.way == Way::gather && options.gather == GatherMode::tensor_parallel;
   RankRoom room;
