@@ -60,6 +60,7 @@ SharedExpertStream::SharedExpertStream(int gpu, const LayerWeights& weights, con
     gate_ = DeviceArray<float>(gpu, hidden_);
     check(cudaMemcpy(gate_.data(), weights.shared->gate.data(), hidden_ * sizeof(float), cudaMemcpyHostToDevice),
           "copying of the shared expert's gate");
+    check(cudaStreamSynchronize(nullptr), "copying of the shared expert's gate");
     bytes_ += (tokens + hidden_) * sizeof(float);
   }
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "layer/arrived_rows.hpp"
+#include "layer/expert_bytes.hpp"
 #include "layer/expert_slices.hpp"
 #include "layer/options.hpp"
 #include "signal/fault.hpp"
@@ -27,8 +28,6 @@ class Stopwatch {
  private:
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
-
-std::uint64_t stored_bytes(const WeightMatrix& weights) { return weights.values.size() + weights.scales.size(); }
 
 void add_traffic(PhaseReport& phase, const ExchangeTraffic& traffic) {
   phase.remote_bytes += traffic.remote_bytes;
@@ -235,18 +234,7 @@ void MoeLayer::Impl::note_expert_bytes(const Arrived& arrived) {
   } else {
     for (std::size_t e = 0; e < touched.size(); ++e) touched[e] = arrived.counts[e] > 0;
   }
-  for (std::size_t e = 0; e < touched.size(); ++e) {
-    if (!touched[e]) continue;
-    report.gemm1.local_bytes += stored_bytes(weights.experts[e].gate) + stored_bytes(weights.experts[e].up);
-    report.gemm2.local_bytes += stored_bytes(weights.experts[e].down);
-  }
-  const Activation activation = arithmetic().activation;
-  const std::uint64_t in = activation_format(weights.shape.hidden, activation, options.quantisation).reported_bytes();
-  const std::uint64_t middle = activation_format(experts.intermediate(), activation, options.quantisation).reported_bytes();
-  const auto intermediate = static_cast<std::uint64_t>(experts.intermediate());
-  report.gemm1.local_bytes += report.rows_real * (in + 4 * intermediate);
-  report.activation.local_bytes += report.rows_real * (4 * intermediate + middle);
-  report.gemm2.local_bytes += report.rows_real * (middle + 2 * static_cast<std::uint64_t>(hidden()));
+  add_expert_bytes(report, weights, arithmetic(), experts.intermediate(), touched);
 }
 
 /// All of the input, or with any other way than gather under tensor-parallel attention this rank's slice of it.

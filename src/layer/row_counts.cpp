@@ -143,13 +143,4 @@ int RowCounts::received(int rank, const std::vector<bool>& live) const {
   return received;
 }
 
-int RowCounts::real(int rank, const std::vector<bool>& live) const {
-  if (tensor_parallel()) return of(rank).pairs[static_cast<std::size_t>(rank)];
-  int real = 0;
-  for (std::size_t peer = 0; peer < live.size(); ++peer) {
-    if (live[peer]) real += of(static_cast<int>(peer)).pairs[static_cast<std::size_t>(rank)];
-  }
-  return real;
-}
-
 }  // namespace heddle

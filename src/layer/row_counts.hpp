@@ -23,9 +23,8 @@ class RowCounts {
   /// As the host engine's take_traffic after each half of the round trip.
   ExchangeTraffic dispatched(int rank, const std::vector<bool>& live) const;
   ExchangeTraffic combined(int rank, const std::vector<bool>& live, bool all_outputs) const;
-  /// As Arrived::received and Arrived::real.
+  /// As Arrived::received.
   int received(int rank, const std::vector<bool>& live) const;
-  int real(int rank, const std::vector<bool>& live) const;
 
  private:
   struct Sent {
