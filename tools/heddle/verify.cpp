@@ -10,8 +10,10 @@
 #include "inputs.hpp"
 #include "job.hpp"
 #include "json_file.hpp"
+#include "layer/expert_slices.hpp"
 #include "layer/options.hpp"
 #include "reference/reference.hpp"
+#include "reference/slices.hpp"
 #include "report.hpp"
 #include "words.hpp"
 
@@ -74,8 +76,7 @@ std::vector<LayerOptions> wanted_ways(const VerifyArguments& arguments, const In
 
 std::vector<bf16> reference_of(const Inputs& inputs, const LayerOptions& options, const ExchangeOptions& exchange) {
   const LayerSource& source = inputs.source;
-  // A slice's part of a sum is rounded on its rank, which no reference of whole experts does: their bounds have room for it.
-  const Placement placement = Placement::contiguous(source.shape.experts, options.expert_slices ? 1 : inputs.ranks);
+  const Placement placement = Placement::contiguous(source.shape.experts, inputs.ranks);
   ReferenceInput input;
   input.hidden = source.shape.hidden;
   input.intermediate = source.shape.intermediate;
@@ -96,6 +97,19 @@ std::vector<bf16> reference_of(const Inputs& inputs, const LayerOptions& options
   reference.sum = is_slots(options) ? Sum::slots : Sum::two_stage;
   reference.wire = exchange.wire;
   reference.combine_wire = options.combine_wire;
+  if (!options.expert_slices) return reference_layer(input, reference);
+  std::vector<int> ends;
+  for (int rank = 0; rank < inputs.ranks; ++rank) {
+    const SliceRange slice = slice_of_rank(input.intermediate, rank, inputs.ranks);
+    ends.push_back(slice.first + slice.count);
+  }
+  SlicesAsExperts slices(source.expert, ends, inputs.routing.ids, inputs.routing.weights, input.experts);
+  input.experts *= inputs.ranks;
+  input.topk *= inputs.ranks;
+  input.ids = slices.ids();
+  input.weights = slices.weights();
+  input.rank_of = slices.rank_of();
+  input.expert = [&slices](int id) { return slices.expert(id); };
   return reference_layer(input, reference);
 }
 
