@@ -2,3 +2,5 @@
 #pragma once
 
 #include "emulator/device.hpp"
+
+using cudaStream_t = struct CUstream_st*;

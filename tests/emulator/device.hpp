@@ -23,6 +23,10 @@ struct alignas(8) float2 {
   float x;
   float y;
 };
+struct alignas(8) uint2 {
+  std::uint32_t x;
+  std::uint32_t y;
+};
 struct alignas(16) uint4 {
   std::uint32_t x;
   std::uint32_t y;
@@ -30,9 +34,15 @@ struct alignas(16) uint4 {
   std::uint32_t w;
 };
 
+inline uint2 make_uint2(std::uint32_t x, std::uint32_t y) { return {x, y}; }
+inline uint4 make_uint4(std::uint32_t x, std::uint32_t y, std::uint32_t z, std::uint32_t w) { return {x, y, z, w}; }
+
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
 
 template <class T>
 T __ldg(const T* from) {
@@ -69,3 +79,11 @@ T __shfl_up_sync(unsigned, T value, int distance) {
   const int lane = heddle::emulator::lane();
   return heddle::emulator::shuffle(value, lane >= distance ? lane - distance : lane);
 }
+
+inline unsigned __ballot_sync(unsigned, bool mine) {
+  const std::uint64_t* brought = heddle::emulator::exchange(mine ? 1 : 0, 32);
+  unsigned bits = 0;
+  for (int lane = 0; lane < 32; ++lane) bits |= static_cast<unsigned>(brought[lane]) << lane;
+  return bits;
+}
+inline bool __any_sync(unsigned lanes, bool mine) { return __ballot_sync(lanes, mine) != 0; }

@@ -2,16 +2,12 @@
 // every wrong value can be told where it came from.
 #pragma once
 
-#include <chrono>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <numeric>
 #include <sstream>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "experts/sm90/launch.hpp"
@@ -19,6 +15,7 @@
 #include "experts/sm90/weights.hpp"
 #include "experts_support.hpp"
 #include "gpu/buffers.hpp"
+#include "gpu/waiting.hpp"
 
 namespace heddle::sm90 {
 
@@ -31,25 +28,6 @@ inline const char* name_of(WeightKind kind) {
   return names[static_cast<int>(kind)];
 }
 inline const char* name_of(RowBlocks blocks) { return blocks == RowBlocks::small ? "small" : "large"; }
-
-/// Waits for a stream, but not for ever: a kernel that hangs cannot be ended, so the whole program is, with a word about it.
-inline void wait_for(cudaStream_t stream, const std::string& what, std::chrono::seconds deadline = std::chrono::seconds(20)) {
-  const auto end = std::chrono::steady_clock::now() + deadline;
-  cudaError_t status = cudaErrorNotReady;
-  while ((status = cudaStreamQuery(stream)) == cudaErrorNotReady && std::chrono::steady_clock::now() < end) {
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
-  }
-  if (status == cudaErrorNotReady) {
-    std::fprintf(
-        stderr,
-        "\nHANGS after %d s: %s\nThreads wait for each other: barrier counts, bytes that a bulk copy announces, setmaxnreg, "
-        "or roles that disagree about the tasks.\n",
-        static_cast<int>(deadline.count()), what.c_str());
-    std::fflush(nullptr);
-    std::_Exit(1);
-  }
-  check(status, what.c_str());
-}
 
 using ValueAt = std::function<float(int row, int column)>;
 

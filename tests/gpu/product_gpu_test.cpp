@@ -73,7 +73,9 @@ TEST_P(Product, BStarts) {
 /// Digit `place` of a number, base 4, as 1 to 4: all kinds have these values, and 0 means that nothing was there.
 float digit(int number, int place) { return static_cast<float>((number >> (2 * place) & 3) + 1); }
 
-/// What the results of eight products say about where a value came from: four with the digits of the row, four with the column's.
+constexpr int digits = 5;  ///< of a row or a column: up to 1,024 of them
+
+/// What the results of ten products say about where a value came from: five with the digits of the row, five with the column's.
 struct Source {
   int row = 0;
   int column = 0;
@@ -82,7 +84,7 @@ struct Source {
   void read(float value, int place) {
     const int found = static_cast<int>(value) - 1;
     known = known && value >= 1.0f && value <= 4.0f && value == static_cast<float>(found + 1);
-    (place < 4 ? row : column) |= (found & 3) << (2 * (place % 4));
+    (place < digits ? row : column) |= (found & 3) << (2 * (place % digits));
   }
 };
 
@@ -94,8 +96,9 @@ void expect_identity(WeightKind kind, RowBlocks blocks, int rows, int count, int
       count, 128, [&](int t, int k) { return k == first + t ? 1.0f : 0.0f; }, usual_scales(kind), ScaleFormat::ue8m0, {}};
   std::vector<Source> sources(size(count * rows));
   std::vector<float> values(size(count * rows));
-  for (int place = 0; place < 8; ++place) {
-    ProductBed bed(kind, one_expert(matrix_of(kind, rows, 128, [&](int n, int k) { return digit(place < 4 ? n : k, place % 4); })));
+  for (int place = 0; place < 2 * digits; ++place) {
+    const auto value = [&](int n, int k) { return digit(place < digits ? n : k, place % digits); };
+    ProductBed bed(kind, one_expert(matrix_of(kind, rows, 128, value)));
     const std::vector<bf16> out = bed.run(tokens, {count}, blocks, 1);
     for (int t = 0; t < count; ++t) {
       for (int n = 0; n < rows; ++n) {

@@ -90,6 +90,7 @@ struct RowLimits {
   int an_expert = INT_MAX;
   int all = INT_MAX;
   unsigned long long* refused = nullptr;  ///< a RefusedCount in memory that the host can read, or null
+  int first_expert = 0;                   ///< how a RefusedCount calls the first expert of the call
 };
 
 /// One grouped product: for every expert its rows times its weights.

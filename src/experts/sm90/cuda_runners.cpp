@@ -99,7 +99,7 @@ RowBlocks ExpertChain::blocks_of(const RunnerCall& call) const {
 }
 
 RowLimits ExpertChain::limits_of(const RunnerCall& call, bool reports) {
-  return {std::min(call.an_expert, call.most_rows), call.most_rows, reports ? refused_.on_device() : nullptr};
+  return {std::min(call.an_expert, call.most_rows), call.most_rows, reports ? refused_.on_device() : nullptr, call.first_expert};
 }
 
 TokenRows ExpertChain::operand(const std::byte* values, std::size_t value_stride, const std::byte* scales, std::size_t scale_stride,

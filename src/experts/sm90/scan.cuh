@@ -31,7 +31,7 @@ __device__ int scan_rows(const int* counts, int experts, const RowLimits& limits
     int begin = __shfl_up_sync(0xFFFFFFFFu, end, 1);
     if (lane == 0) begin = before;
     const bool refused = limits.refused != nullptr && blockIdx.x == 0 && end - begin != wanted;
-    if (refused) *limits.refused = RefusedCount::pack(expert, wanted);
+    if (refused) *limits.refused = RefusedCount::pack(limits.first_expert + expert, wanted);
     each(expert, begin, end);
     before = __shfl_sync(0xFFFFFFFFu, end, warp_threads - 1);
   }
