@@ -1,6 +1,7 @@
 // `heddle run` and `heddle verify --engine cuda` from outside: every way against the reference, what moved against the host
 // engine's report, a process a GPU, slices of experts, and what is refused. The command is the one beside this program's folder,
 // or in it, or HEDDLE_COMMAND.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -34,7 +35,7 @@ struct Ran {
 
 Ran run(const std::string& arguments) {
   Ran ran;
-  FILE* pipe = popen(("'" + command().string() + "' " + arguments + " 2>&1").c_str(), "r");
+  FILE* pipe = popen(fmt::format("'{}' {} 2>&1", command().string(), arguments).c_str(), "r");
   if (pipe == nullptr) return ran;
   std::array<char, 4096> part;
   while (std::fgets(part.data(), static_cast<int>(part.size()), pipe) != nullptr) ran.text += part.data();
@@ -55,13 +56,15 @@ class CommandGpu : public testing::Test {
     for (const char* name : {"json", "out"}) fs::remove(file(name));
   }
   static std::string file(const char* name) {
-    return (fs::temp_directory_path() / ("heddle_command_gpu_test." + std::to_string(getpid()) + "." + name)).string();
+    return (fs::temp_directory_path() / fmt::format("heddle_command_gpu_test.{}.{}", getpid(), name)).string();
   }
-  static std::string gpus(int ranks) { return " --gpus " + std::to_string(std::min({gpus_here(), 2, ranks})); }
+  static std::string on_gpus(int ranks) {
+    return fmt::format(" --engine cuda --ranks {} --gpus {}", ranks, std::min({gpus_here(), 2, ranks}));
+  }
 
   /// The report of a run or a verification that went well; null otherwise.
   static Json report(const std::string& arguments) {
-    const Ran ran = run(arguments + " --json " + file("json"));
+    const Ran ran = run(fmt::format("{} --json {}", arguments, file("json")));
     EXPECT_EQ(ran.status, 0) << arguments << "\n" << ran.text;
     if (ran.status != 0) return nullptr;
     return Json::parse(std::ifstream(file("json")));
@@ -71,7 +74,7 @@ class CommandGpu : public testing::Test {
 TEST_F(CommandGpu, VerifyHasEveryWayPass) {
   for (const int ranks : {1, 4}) {
     for (const char* more : {"", " --weights bf16", " --weights nvfp4 --activation bf16 --wire fp8", " --tensor-parallel"}) {
-      const Json json = report("verify" + layer + more + " --engine cuda --ranks " + std::to_string(ranks) + gpus(ranks));
+      const Json json = report(fmt::format("verify{}{}{}", layer, more, on_gpus(ranks)));
       if (json.is_null()) return;
       EXPECT_TRUE(json.at("passed").get<bool>());
       EXPECT_EQ(json.at("ways").size(), 6u);
@@ -85,7 +88,7 @@ TEST_F(CommandGpu, VerifyHasEveryWayPass) {
 
 TEST_F(CommandGpu, SlicesOfExperts) {
   for (const char* more : {"", " --tensor-parallel", " --gather uneven"}) {
-    const Json json = report("verify" + layer + more + " --expert-slices --engine cuda --ranks 3" + gpus(3));
+    const Json json = report(fmt::format("verify{}{} --expert-slices{}", layer, more, on_gpus(3)));
     if (json.is_null()) return;
     EXPECT_EQ(json.at("ways").size(), 1u);
     EXPECT_TRUE(json.at("ways").at(0).at("configuration").at("expert_slices").get<bool>());
@@ -96,9 +99,9 @@ TEST_F(CommandGpu, SlicesOfExperts) {
 TEST_F(CommandGpu, ReportsTheHostEnginesRowsAndBytes) {
   for (const char* way : {"gather", "normal", "low_latency", "elastic", "one_sided", "gather --tensor-parallel",
                           "elastic --tensor-parallel", "gather --expert-slices", "elastic --reduce home --cpu-sync"}) {
-    const std::string common = "run" + layer + " --ranks 3 --out " + file("out") + " --way " + way;
-    const Json host = report(common);
-    const Json gpu = report(common + " --engine cuda" + gpus(3));
+    const std::string common = fmt::format("run{} --out {} --way {}", layer, file("out"), way);
+    const Json host = report(common + " --ranks 3");
+    const Json gpu = report(common + on_gpus(3));
     if (host.is_null() || gpu.is_null()) return;
     for (std::size_t rank = 0; rank < 3; ++rank) {
       Json of_gpu = gpu.at("per_rank").at(rank), of_host = host.at("per_rank").at(rank);
@@ -117,20 +120,20 @@ TEST_F(CommandGpu, ReportsTheHostEnginesRowsAndBytes) {
 }
 
 TEST_F(CommandGpu, AProcessAGpu) {
-  const Json json = report("verify" + layer + " --engine cuda --processes --ranks 4" + gpus(4));
+  const Json json = report(fmt::format("verify{} --processes{}", layer, on_gpus(4)));
   if (json.is_null()) return;
   EXPECT_TRUE(json.at("passed").get<bool>());
 }
 
 TEST_F(CommandGpu, ExpertsMayStayOnTheHost) {
-  const Json json = report("verify" + layer + " --engine cuda --experts-engine host --ranks 2" + gpus(2));
+  const Json json = report(fmt::format("verify{} --experts-engine host{}", layer, on_gpus(2)));
   if (json.is_null()) return;
   EXPECT_EQ(json.at("ways").at(0).at("configuration").at("experts_engine"), "host");
 }
 
 TEST_F(CommandGpu, RefusesWhatGpusDoNotCompute) {
   const Ran ran =
-      run("run" + layer + " --weights mxfp4 --activation bf16 --engine cuda --ranks 1 --way low_latency --out " + file("out"));
+      run(fmt::format("run{} --weights mxfp4 --activation bf16 --way low_latency --out {}{}", layer, file("out"), on_gpus(1)));
   EXPECT_EQ(ran.status, 2) << ran.text;
   for (const char* part : {"take fp8 activations", "--experts-engine host"})
     EXPECT_NE(ran.text.find(part), std::string::npos) << "should say \"" << part << "\": " << ran.text;

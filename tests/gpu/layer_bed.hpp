@@ -3,13 +3,12 @@
 
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "gpu/buffers.hpp"
+#include "gpu/waiting.hpp"
 #include "heddle/device_layer.hpp"
 #include "layer_support.hpp"
 
@@ -17,21 +16,6 @@ namespace heddle::layer_test {
 
 /// GPUs that tests of the layer use.
 inline int gpus_for(int ranks) { return std::min({gpus_here(), 2, ranks}); }
-
-/// Waits for a stream, but not for ever: kernels of experts know no deadline.
-inline void wait_for(cudaStream_t stream, const std::string& what) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(90);
-  cudaError_t status = cudaErrorNotReady;
-  while ((status = cudaStreamQuery(stream)) == cudaErrorNotReady && std::chrono::steady_clock::now() < end) {
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
-  if (status == cudaErrorNotReady) {
-    std::fprintf(stderr, "\nHANGS: a stream has not ended after 90 s: %s\n", what.c_str());
-    std::fflush(nullptr);
-    std::_Exit(1);
-  }
-  check(status, what.c_str());
-}
 
 /// Where a rank's tokens lie, and its outputs.
 struct LayerPlace {
@@ -141,7 +125,7 @@ class LayerBed {
     for (std::size_t gpu = 0; gpu < workspace_->gpus(); ++gpu) layer(number, gpu).end(outputs(gpu), streams_[gpu]);
   }
   void wait(std::size_t number, const std::string& what = "a call of a layer") {
-    for (cudaStream_t stream : streams_) wait_for(stream, what);
+    for (cudaStream_t stream : streams_) wait_for(stream, what, std::chrono::seconds(90));
     for (DeviceLayer& layer : layers_[number]) layer.throw_if_failed();
   }
   /// A call, waited for; the outputs.
