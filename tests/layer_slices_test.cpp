@@ -61,6 +61,20 @@ std::vector<bf16> sliced_reference(const LayerSource& source, const Case& c, con
   return reference_of(many, of_parts, chosen);
 }
 
+TEST(LayerSlices, EverywhereIsOnEveryRank) {
+  const Placement everywhere = Placement::everywhere(5, 3);
+  EXPECT_TRUE(everywhere.is_everywhere());
+  EXPECT_FALSE(Placement::contiguous(5, 3).is_everywhere());
+  EXPECT_EQ(everywhere.ranks(), 3);
+  EXPECT_EQ(everywhere.experts(), 5);
+  EXPECT_EQ(everywhere.max_local_experts(), 5);
+  for (int rank = 0; rank < 3; ++rank) {
+    const auto experts = everywhere.experts_of(rank);
+    EXPECT_EQ(std::vector<int>(experts.begin(), experts.end()), (std::vector<int>{0, 1, 2, 3, 4}));
+  }
+  for (int expert = 0; expert < 5; ++expert) EXPECT_EQ(everywhere.local_index(expert), expert);
+}
+
 TEST(LayerSlices, GiveTheReferencesOutputs) {
   const std::uint64_t seed = announced_seed();
   Bounds bounds;

@@ -122,6 +122,7 @@ std::vector<DeviceInput> DeviceLayer::Impl::own_slices(std::span<const DeviceInp
         "a batch of {} tokens is up to {} for each of {} ranks, the cap is {}; create the layer with a cap of at least {}", tokens,
         most, workspace.ranks(), settings.cap, most));
   }
+  static_assert(NumbersCall::most >= max_local_ranks);
   NumbersCall numbers;
   numbers.to = slice_tokens.data();
   numbers.count = local_ranks();

@@ -149,7 +149,9 @@ void print_head(const Inputs& inputs, const LayerOptions& first) {
   fmt::print("{} experts of {} x {} ({}), top-{}, shared expert: {}; {} tokens on {} ranks ({})\n", shape.experts, shape.hidden,
              shape.intermediate, word_of(kinds, inputs.source.kind), shape.topk,
              inputs.source.shared ? word_of(shared_modes, first.shared) : "none", inputs.tokens(), inputs.ranks,
-             inputs.processes ? "processes" : "threads");
+             inputs.gpus > 0    ? fmt::format("{} GPUs", inputs.gpus)
+             : inputs.processes ? "processes"
+                                : "threads");
   for (const std::string& note : inputs.notes) fmt::print("  {}\n", note);
   fmt::print("\n{:<24} {:>11} {:>11} {:>11} {:>10} {:<10} {:>9} {:<9} {:>8}\n", "way", "copies/token", "dispatch", "combine",
              "host waits", "arrives", "error", "bits", "time");
