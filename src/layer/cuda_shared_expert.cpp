@@ -72,12 +72,11 @@ SharedExpertStream::~SharedExpertStream() {
   cudaStreamDestroy(stream_);
 }
 
-void SharedExpertStream::fork(DeviceStream stream) {
-  forked_.record(stream);
-  forked_.make_wait(stream_);
-}
+// The second stream waits only when there is something to run: a refused call must not draw it into a capture.
+void SharedExpertStream::fork(DeviceStream stream) { forked_.record(stream); }
 
 void SharedExpertStream::run(std::span<const DeviceInput> inputs, int max_tokens, bool timed) {
+  forked_.make_wait(stream_);
   if (timed) began_.record(stream_);
   const RowFormat plain{Wire::bf16, static_cast<int>(hidden_), {}, 1.0f};
   for (std::size_t i = 0; i < inputs.size(); ++i) {

@@ -34,8 +34,9 @@ class SharedExpertStream {
   SharedExpertStream(const SharedExpertStream&) = delete;
   SharedExpertStream& operator=(const SharedExpertStream&) = delete;
 
-  /// What follows on the second stream begins after what is on `stream` now.
+  /// The next run begins after what is on `stream` now.
   void fork(DeviceStream stream);
+  /// Queues the shared expert over the ranks' own tokens.
   void run(std::span<const DeviceInput> inputs, int max_tokens, bool timed);
   /// What follows on `stream` begins after the shared expert.
   void join(DeviceStream stream);

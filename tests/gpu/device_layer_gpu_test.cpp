@@ -330,6 +330,12 @@ TEST(DeviceLayerGpu, RefusedByName) {
   expect_part(refusal_of(c), "take fp8 activations");
   c = plain_case(2, WeightKind::bf16);
   expect_part(refusal_of(c, [](LayerBed& bed) { bed.begin(0, {1000, Phase::decode}); }), "the cap is 24");
+  for (const Route& route : {Route{Way::normal, Reduce::rank}, Route{Way::elastic, Reduce::rank}}) {
+    Case waits = with_shared(c, WeightKind::bf16, false);
+    waits.take(route);
+    waits.options.cpu_sync = true;
+    expect_part(refusal_of(waits, [](LayerBed& bed) { bed.capture({24, Phase::decode}); }), "cannot be captured in a graph");
+  }
   make_tensor_parallel(c);
   expect_part(refusal_of(c, [](LayerBed& bed) { bed.begin(0, {1000, Phase::decode}); }), "the cap is 24");
   expect_part(refusal_of(c, [](LayerBed& bed) { bed.layer(0, 0).begin({}, {1, Phase::decode}, nullptr); }), "0 inputs");

@@ -140,9 +140,15 @@ class LayerBed {
     for (std::size_t gpu = 0; gpu < workspace_->gpus(); ++gpu) {
       const cuda::DeviceScope scope(workspace_->device(gpu));
       check(cudaStreamBeginCapture(streams_[gpu], cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-      layer(number, gpu).begin(inputs(gpu), step, streams_[gpu]);
-      layer(number, gpu).end(outputs(gpu), streams_[gpu]);
       cudaGraph_t graph = nullptr;
+      try {
+        layer(number, gpu).begin(inputs(gpu), step, streams_[gpu]);
+        layer(number, gpu).end(outputs(gpu), streams_[gpu]);
+      } catch (...) {
+        cudaStreamEndCapture(streams_[gpu], &graph);
+        if (graph != nullptr) cudaGraphDestroy(graph);
+        throw;
+      }
       check(cudaStreamEndCapture(streams_[gpu], &graph), "cudaStreamEndCapture");
       cudaGraphExec_t ready = nullptr;
       check(cudaGraphInstantiate(&ready, graph, 0), "cudaGraphInstantiate");
