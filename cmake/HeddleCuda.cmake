@@ -30,6 +30,12 @@ target_compile_options(heddle_cuda PRIVATE
 find_package(CUDAToolkit REQUIRED)
 target_link_libraries(heddle_cuda PRIVATE CUDA::cudart_static fmt::fmt ${CMAKE_DL_LIBS})
 
+# CuTe's atoms for the tensor cores, bulk copies and barriers: headers alone (cmake/cuda-requirements.txt; `./dev build cuda` fetches them).
+find_path(CUTLASS_INCLUDE_DIR cute/arch/mma_sm90_gmma.hpp
+  HINTS ${PROJECT_SOURCE_DIR}/.cutlass/cutlass_library/source/include REQUIRED)
+mark_as_advanced(CUTLASS_INCLUDE_DIR)
+target_include_directories(heddle_cuda SYSTEM PRIVATE ${CUTLASS_INCLUDE_DIR})
+
 # NCCL: its header where there is one, the library at run time.
 find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
 mark_as_advanced(NCCL_INCLUDE_DIR)
@@ -51,4 +57,13 @@ if(TARGET heddle_command)
 endif()
 if(HEDDLE_TESTS)
   add_subdirectory(tests/gpu)
+endif()
+if(HEDDLE_EXAMPLES)
+  file(GLOB HEDDLE_CUDA_EXAMPLES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/examples/cuda_*.cpp)
+  foreach(file ${HEDDLE_CUDA_EXAMPLES})
+    get_filename_component(name ${file} NAME_WE)
+    add_executable(example_${name} ${file})
+    target_link_libraries(example_${name} PRIVATE heddle_cuda heddle::heddle CUDA::cudart_static ${CMAKE_DL_LIBS})
+    set_target_properties(example_${name} PROPERTIES BUILD_RPATH "$ORIGIN" RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/examples)
+  endforeach()
 endif()

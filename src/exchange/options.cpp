@@ -107,6 +107,10 @@ void check_options(const ExchangeOptions& options) {
   if (options.topk < 1) refuse(fmt::format("top-k is {}, at least 1 is needed", options.topk));
   if (options.cap < 1) refuse(fmt::format("the cap is {} rows, at least 1 is needed", options.cap));
   if (options.placement.ranks() < 1 || options.placement.experts() < 1) refuse("the placement names no ranks or no experts");
+  if (options.placement.is_everywhere() && options.way != Way::gather) {
+    refuse(fmt::format("every rank holds (a slice of) every expert: way {} sends tokens to the rank of an expert; take gather",
+                       name(options.way)));
+  }
   if (options.workers < 1 || options.workers > 64) refuse(fmt::format("{} workers a rank; 1 to 64 are possible", options.workers));
   if (!allows_layout(options.way, options.arrived)) {
     refuse(fmt::format("way {} cannot hand over the {} layout; it hands over {}", name(options.way), name(options.arrived),

@@ -6,6 +6,7 @@
 
 #include "exchange/areas.hpp"
 #include "exchange/numbering.hpp"
+#include "heddle/routing.hpp"
 #include "signal/bulk.hpp"
 
 namespace heddle {
@@ -46,7 +47,8 @@ struct PlacementView {
   }
   /// A choice as `rank` sees it: its local expert, or -1.
   HEDDLE_HOST_DEVICE std::int32_t local_id(std::int32_t id, int rank) const {
-    return rank_of_choice(id) == rank ? local_index[id] : -1;
+    const int owner = rank_of_choice(id);
+    return owner == rank || owner == every_rank ? local_index[id] : -1;
   }
 };
 

@@ -15,6 +15,21 @@ inline std::optional<float> clamp_of(const LayerShape& shape, const LayerOptions
   return options.clamp ? options.clamp : shape.clamp;
 }
 
+/// The arithmetic of a layer's experts, the shared one included.
+inline ExpertOptions expert_options(const LayerWeights& weights, const LayerOptions& options) {
+  ExpertOptions result;
+  result.activation = activation_of(weights.kind, options);
+  result.quantisation = options.quantisation;
+  result.clamp = clamp_of(weights.shape, options);
+  result.weight_at = options.weight_at;
+  return result;
+}
+
+/// Where a layer's experts live on so many ranks where nothing else is said.
+inline Placement default_placement(const LayerShape& shape, int ranks, const LayerOptions& options) {
+  return options.expert_slices ? Placement::everywhere(shape.experts, ranks) : Placement::contiguous(shape.experts, ranks);
+}
+
 /// The layout that a runner takes from a way; whether the way can hand it over is another question.
 inline ArrivedLayout layout_of(Way way, RunnerKind runner) {
   switch (runner) {

@@ -77,6 +77,27 @@ __device__ inline std::uint32_t to_e4m3_pair(float low, float high) {
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
   return codes;
 }
+// Minima and maxima that NaN passes, of two f32 or of two pairs of bf16.
+__device__ inline float lesser(float a, float b) {
+  float least;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
+  return least;
+}
+__device__ inline float greater(float a, float b) {
+  float most;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+  return most;
+}
+__device__ inline std::uint32_t lesser_pair(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t least;
+  asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(least) : "r"(a), "r"(b));
+  return least;
+}
+__device__ inline std::uint32_t greater_pair(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t most;
+  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
+  return most;
+}
 /// Nanoseconds of a clock that all SMs share.
 __device__ inline std::uint64_t nanoseconds() {
   std::uint64_t value;

@@ -139,6 +139,7 @@ void add_bench(CLI::App& app, int&) {
   add_how(*exchange, *a);
   add_studies(*exchange, *a);
   exchange->callback([a] { bench_exchange(*a); });
+  add_bench_activation(*command);
 }
 
 }  // namespace heddle::tool

@@ -87,6 +87,11 @@ void launch_empty(int ctas, int ranks, bool cluster, cudaStream_t stream) {
   check(cudaLaunchKernelExC(&config, kernel, nullptr), "launch of the empty kernel");
 }
 
+void launch_nothing(int ctas, int threads, cudaStream_t stream) {
+  empty<<<static_cast<unsigned>(ctas), static_cast<unsigned>(threads), 0, stream>>>();
+  check_launch("launch of a kernel that does nothing");
+}
+
 void launch_gate(const std::uint32_t* gate, std::uint32_t number, cudaStream_t stream) {
   gate_kernel<<<1, 1, 0, stream>>>(gate, number);
   check_launch("launch of the gate");

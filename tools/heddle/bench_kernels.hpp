@@ -14,6 +14,9 @@ namespace heddle::tool {
 /// as one cluster a rank if asked (up to 16 CTAs).
 void launch_empty(int ctas, int ranks, bool cluster, cudaStream_t stream);
 
+/// A kernel that returns at once, launched as any other.
+void launch_nothing(int ctas, int threads, cudaStream_t stream);
+
 /// Holds a stream until the host has written `number` or more to *gate (pinned memory); at most two seconds.
 void launch_gate(const std::uint32_t* gate, std::uint32_t number, cudaStream_t stream);
 

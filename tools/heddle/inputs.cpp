@@ -120,6 +120,7 @@ LayerOptions options_of(const LayerArguments& a, const Inputs& inputs) {
   options.clamp = clamp_of(a.clamp, inputs.source.shape.clamp);
   options.shared = value_of(shared_modes, "--shared", a.shared);
   options.tensor_parallel = a.tensor_parallel;
+  options.expert_slices = a.expert_slices;
   options.workers = a.workers;
   return options;
 }
@@ -261,7 +262,8 @@ Inputs load_inputs(const LayerArguments& a) {
   if (!a.ranks) throw InputError("give --ranks N");
   inputs.ranks = *a.ranks;
   if (inputs.ranks < 1 || inputs.ranks > 1024) throw InputError(fmt::format("--ranks {}: 1 to 1024 are possible", inputs.ranks));
-  inputs.gpus = gpus_of(a, inputs.ranks);  // first of all: it forks
+  inputs.host_experts = host_experts_of(a);
+  inputs.gpus = gpus_of(a, inputs.ranks);  // before anything that uses CUDA: it forks
   if (a.deadline_ms < 1) throw InputError(fmt::format("--deadline-ms {}: at least 1 is needed", a.deadline_ms));
   RouterOptions router;
   router.topk = 0;
@@ -278,7 +280,8 @@ Inputs load_inputs(const LayerArguments& a) {
   split_tokens(a, inputs);
   inputs.processes = a.processes;
   inputs.deadline_ms = a.deadline_ms;
-  if (inputs.gpus > 0) inputs.notes.push_back(fmt::format("rows travel on {} GPUs, experts run on the host engine", inputs.gpus));
+  if (inputs.gpus > 0 && inputs.host_experts)
+    inputs.notes.push_back(fmt::format("rows travel on {} GPUs, experts run on the host engine", inputs.gpus));
   load_experts(inputs.source);
   return inputs;
 }

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "formats/group.hpp"
 #include "heddle/formats.hpp"
 
 namespace heddle {
@@ -19,11 +20,12 @@ struct SwigluClamp {
   }
 };
 
+/// g / (1 + exp(-g)), the division correctly rounded.
+HEDDLE_HOST_DEVICE inline float silu(float gate) { return detail::divide(gate, 1.0f + std::exp(-gate)); }
+
 /// g / (1 + exp(-g)) * u in f32, of the bf16 results of GEMM 1.
 HEDDLE_HOST_DEVICE inline float swiglu(bf16 gate, bf16 up, const SwigluClamp& clamp) {
-  const float g = clamp.gate(to_float(gate));
-  const float u = clamp.up(to_float(up));
-  return g / (1.0f + std::exp(-g)) * u;
+  return silu(clamp.gate(to_float(gate))) * clamp.up(to_float(up));
 }
 
 }  // namespace heddle

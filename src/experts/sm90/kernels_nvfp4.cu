@@ -1,0 +1,5 @@
+#include "experts/sm90/kernels.cuh"
+
+namespace heddle::sm90 {
+template ProductKernel kernel_of<WeightKind::nvfp4>(RowBlocks, bool);
+}  // namespace heddle::sm90

@@ -1,0 +1,39 @@
+// Launches of the tile engine, for code that is not compiled for a device.
+#pragma once
+
+#include <cstddef>
+
+#include <cuda_runtime_api.h>
+
+#include "experts/sm90/call.hpp"
+
+namespace heddle::sm90 {
+
+/// The two configurations of the engine. Small row blocks (8, 16, 32 tokens) have four math warpgroups, which hide the
+/// widening of weights; large ones (32 to 128 tokens, 96 for bf16 operands) two with twice the registers. The choice
+/// changes no bit, and any count of rows is right with either.
+enum class RowBlocks : std::uint8_t { small, large };
+
+/// A kernel of the engine as the runtime wants it.
+struct ProductKernel {
+  const void* function = nullptr;
+  int threads = 0;
+  int most_tokens = 0;           ///< of a row block
+  std::size_t shared_bytes = 0;  ///< without the lists of experts
+
+  std::size_t shared_bytes_for(int experts) const { return shared_bytes + static_cast<std::size_t>(experts) * 2 * sizeof(int); }
+};
+
+/// The most local experts whose lists fit beside every configuration.
+inline constexpr int most_experts = 1024;
+
+ProductKernel find_kernel(WeightKind kind, RowBlocks blocks, bool activates);
+
+/// Loads the kernels of a kind on the current device, so that no launch has to. Throws CudaError.
+void prepare_products(WeightKind kind);
+
+/// Queues the product on the current device with `ctas` CTAs (at most one a SM). The weights' kind picks the kernel; `activates`
+/// says whether gate and up are activated (ProductCall::activated) or stored. Allocates nothing; may be captured.
+void launch_product(const ProductCall& call, RowBlocks blocks, bool activates, int ctas, cudaStream_t stream);
+
+}  // namespace heddle::sm90

@@ -1,0 +1,51 @@
+// A ring of stages in shared memory between a role that fills and roles that read, on mbarriers.
+#pragma once
+
+#include <cstdint>
+
+#include <cutlass/arch/barrier.h>
+
+namespace heddle::sm90 {
+
+/// Where a role is in a ring. Both sides start at stage 0 and go round in the same order.
+template <int stages>
+struct RingPosition {
+  int stage = 0;
+  std::uint32_t round = 0;  ///< its last bit is the parity that a reader waits for
+
+  __device__ void advance() {
+    if (++stage == stages) {
+      stage = 0;
+      ++round;
+    }
+  }
+};
+
+/// The barriers of a ring: `full` completes when a stage has been filled, `empty` when all of its readers have left it.
+template <int stages>
+struct RingBarriers {
+  std::uint64_t full[stages];
+  std::uint64_t empty[stages];
+
+  /// By one thread, before anybody uses the ring.
+  __device__ void create(int fillers, int readers) {
+    for (int stage = 0; stage < stages; ++stage) {
+      cutlass::arch::ClusterBarrier::init(&full[stage], static_cast<std::uint32_t>(fillers));
+      cutlass::arch::ClusterBarrier::init(&empty[stage], static_cast<std::uint32_t>(readers));
+    }
+  }
+  __device__ void wait_full(const RingPosition<stages>& at) const {
+    cutlass::arch::ClusterBarrier::wait(&full[at.stage], at.round & 1);
+  }
+  /// The first round finds every stage empty: the parity before a barrier's first phase counts as done.
+  __device__ void wait_empty(const RingPosition<stages>& at) const {
+    cutlass::arch::ClusterBarrier::wait(&empty[at.stage], (at.round & 1) ^ 1);
+  }
+  __device__ void leave(const RingPosition<stages>& at) const { cutlass::arch::ClusterBarrier::arrive(&empty[at.stage]); }
+  __device__ void filled(const RingPosition<stages>& at) const { cutlass::arch::ClusterBarrier::arrive(&full[at.stage]); }
+  __device__ void expect(const RingPosition<stages>& at, int bytes) const {
+    cutlass::arch::ClusterTransactionBarrier::arrive_and_expect_tx(&full[at.stage], static_cast<std::uint32_t>(bytes));
+  }
+};
+
+}  // namespace heddle::sm90

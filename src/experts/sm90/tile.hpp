@@ -1,0 +1,88 @@
+// The shapes of the Hopper tile engine: what a CTA works on, and what its stages hold.
+//
+// The product is swapped: weight rows are the M side of the tensor cores, tokens the N side. So a row block
+// may be as small as 8 tokens, and weights of every kind go through registers, where 4-bit ones are widened.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "experts/sm90/weight_order.hpp"
+#include "heddle/formats.hpp"
+
+namespace heddle::sm90 {
+
+inline constexpr int warp_threads = 32;
+inline constexpr int warpgroup_threads = 128;
+/// Values of K a promotion, and a stage.
+inline constexpr int stage_columns = 128;
+/// Bytes of a token in a panel: a row of the 128-byte swizzle.
+inline constexpr int panel_bytes = 128;
+/// Shared memory that a CTA can have on sm_90, in bytes.
+inline constexpr int most_shared_bytes = 227 * 1024;
+
+/// How the weights' kind enters the promotion of a step, or the end.
+enum class WeightScale : std::uint8_t {
+  none,
+  by_block,  ///< fp8_block: an f32 a step for each half of a warp's rows
+  by_step,   ///< mxfp4: perhaps a power of two for each row and step; and one a row, at the end
+  constant,  ///< nvfp4: one a row, in every promotion
+  at_end,    ///< mxfp8: a power of two a row
+};
+
+constexpr WeightScale weight_scale(WeightKind kind) {
+  switch (kind) {
+    case WeightKind::fp8_block:
+      return WeightScale::by_block;
+    case WeightKind::mxfp4:
+      return WeightScale::by_step;
+    case WeightKind::nvfp4:
+      return WeightScale::constant;
+    case WeightKind::mxfp8:
+      return WeightScale::at_end;
+    case WeightKind::bf16:
+      break;
+  }
+  return WeightScale::none;
+}
+
+/// One configuration of the engine: `warpgroups` math warpgroups share the 4 slabs of a tile, a row block has at
+/// most `tokens` tokens. Few warpgroups with many registers hold large row blocks, many hide the widening of small ones.
+template <WeightKind kind_, int warpgroups_, int tokens_, bool activates_>
+struct TileShape {
+  static constexpr WeightKind kind = kind_;
+  static constexpr bool activates = activates_;  ///< gate and up in the epilogue; else sums are stored
+  static constexpr Operand operand = slab_shape(kind).operand;
+  static constexpr int warpgroups = warpgroups_;
+  static constexpr int slabs = tile_slabs / warpgroups;  ///< of a math warpgroup
+  static constexpr int most_tokens = tokens_;
+
+  static constexpr int math_warps = 4 * warpgroups;
+  static constexpr int math_threads = warpgroup_threads * warpgroups;
+  static constexpr int threads = math_threads + warpgroup_threads;  ///< one more warpgroup loads
+  /// Registers a thread, as setmaxnreg wants them: together what the launch allocates.
+  static constexpr int math_registers = warpgroups == 4 ? 104 : 224;
+  static constexpr int loader_registers = warpgroups == 4 ? 64 : 56;
+
+  /// Weight chunks of a stage, and panels of its tokens: K = 128 is one of e4m3, two of bf16.
+  static constexpr int parts = stage_columns / slab_shape(kind).step;
+  static constexpr int weight_stage_bytes =
+      parts * WeightPlan{kind, false, kind == WeightKind::mxfp4, 0, 0}.chunk_bytes_of(tile_slabs);
+  static constexpr int row_stage_bytes = parts * most_tokens * panel_bytes;
+  static constexpr int row_stages = (most_tokens <= 32 ? 8 : 4) / parts;
+  /// Stages whose rows are under way while the others are ready.
+  static constexpr int rows_under_way = row_stages / 2;
+  static constexpr int scales_a_stage = 4 * most_tokens;  ///< groups of 32: four a token
+
+  /// What is left goes to weights, whose stream must never stop: 1 KiB is for barriers and alignment, 8 for lists of experts.
+  static constexpr int activated_bytes = operand == Operand::e4m3 ? 1 : 2;  ///< of a value: an operand of the second product
+  static constexpr int activated_stride =
+      activates ? stage_columns * activated_bytes + 16 : 0;  ///< 16 more, so that rows share no bank
+  static constexpr int other_bytes = row_stages * (row_stage_bytes + scales_a_stage * 4) +
+                                     most_tokens * (activated_stride + (activates ? tile_slabs * 5 * 4 : 0) + 8) + 9 * 1024;
+  static constexpr int weight_stages_that_fit = (most_shared_bytes - other_bytes) / (weight_stage_bytes + 16);
+  static constexpr int weight_stages = weight_stages_that_fit < 10 ? weight_stages_that_fit : 10;
+  static_assert(weight_stages >= 2, "weights need two stages at least");
+};
+
+}  // namespace heddle::sm90

@@ -1,0 +1,27 @@
+// In the place of src/signal/ptx.cuh: what the tile engine uses of it.
+#pragma once
+
+#include "emulator/device.hpp"
+#include "formats/codes.hpp"
+#include "heddle/formats.hpp"
+
+namespace heddle::ptx {
+
+inline std::uint32_t to_bf16_pair(float low, float high) {
+  return static_cast<std::uint32_t>(to_bf16(low).bits) | static_cast<std::uint32_t>(to_bf16(high).bits) << 16;
+}
+inline std::uint32_t to_e4m3_pair(float low, float high) {
+  return static_cast<std::uint32_t>(to_e4m3(low)) | static_cast<std::uint32_t>(to_e4m3(high)) << 8;
+}
+
+inline float lesser(float a, float b) { return a != a ? a : b != b ? b : a < b ? a : b; }
+inline float greater(float a, float b) { return a != a ? a : b != b ? b : a > b ? a : b; }
+template <class Choose>
+std::uint32_t of_each(std::uint32_t a, std::uint32_t b, const Choose& choose) {
+  const auto half = [](std::uint32_t pair, int shift) { return to_float(bf16{static_cast<std::uint16_t>(pair >> shift)}); };
+  return to_bf16_pair(choose(half(a, 0), half(b, 0)), choose(half(a, 16), half(b, 16)));
+}
+inline std::uint32_t lesser_pair(std::uint32_t a, std::uint32_t b) { return of_each(a, b, lesser); }
+inline std::uint32_t greater_pair(std::uint32_t a, std::uint32_t b) { return of_each(a, b, greater); }
+
+}  // namespace heddle::ptx

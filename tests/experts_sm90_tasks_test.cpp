@@ -1,0 +1,104 @@
+// The task list of the Hopper tile engine: every row of every expert meets every tile of weights exactly once.
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+#include "experts/sm90/call.hpp"
+#include "experts/sm90/tasks.hpp"
+
+namespace heddle::sm90 {
+namespace {
+
+struct Lists {
+  std::vector<int> row_end;
+  std::vector<int> block_end;
+};
+
+Lists lists_of(const std::vector<int>& counts, int most_tokens) {
+  Lists lists;
+  int rows = 0;
+  int blocks = 0;
+  for (const int count : counts) {
+    rows += count;
+    blocks += blocks_of(count, most_tokens);
+    lists.row_end.push_back(rows);
+    lists.block_end.push_back(blocks);
+  }
+  return lists;
+}
+
+TEST(Tasks, EveryRowMeetsEveryTileOnce) {
+  const unsigned seed = std::random_device{}();
+  std::mt19937 random(seed);
+  for (int round = 0; round < 200; ++round) {
+    const int most_tokens = std::vector<int>{32, 96, 128}[random() % 3];
+    const int tiles = 1 + static_cast<int>(random() % 9);
+    std::vector<int> counts(1 + random() % 40);
+    for (int& count : counts) count = random() % 3 == 0 ? 0 : static_cast<int>(random() % 300);
+    const Lists lists = lists_of(counts, most_tokens);
+    const TaskList tasks{lists.row_end.data(), lists.block_end.data(), static_cast<int>(counts.size()), tiles, most_tokens};
+    const auto total = static_cast<std::size_t>(lists.row_end.back());
+    std::vector<int> met(total * static_cast<std::size_t>(tiles), 0);
+    for (int index = 0; index < tasks.count(); ++index) {
+      const Task task = tasks.find(index);
+      ASSERT_GE(task.rows, 1) << "seed " << seed;
+      ASSERT_LE(task.rows, most_tokens) << "seed " << seed;
+      ASSERT_LE(task.first + task.rows, counts[static_cast<std::size_t>(task.expert)]) << "seed " << seed;
+      ASSERT_LT(task.tile, tiles) << "seed " << seed;
+      const int begin = task.expert == 0 ? 0 : lists.row_end[static_cast<std::size_t>(task.expert) - 1];
+      ASSERT_EQ(task.flat, begin + task.first) << "seed " << seed;
+      for (int row = 0; row < task.rows; ++row) {
+        met[static_cast<std::size_t>(task.flat + row) * static_cast<std::size_t>(tiles) + static_cast<std::size_t>(task.tile)] += 1;
+      }
+    }
+    for (const int times : met) ASSERT_EQ(times, 1) << "seed " << seed;
+  }
+}
+
+TEST(Tasks, WithoutRowsThereAreNone) {
+  const Lists lists = lists_of({0, 0, 0}, 32);
+  EXPECT_EQ((TaskList{lists.row_end.data(), lists.block_end.data(), 3, 16, 32}.count()), 0);
+  EXPECT_EQ((TaskList{nullptr, nullptr, 0, 16, 32}.count()), 0);
+}
+
+/// CTAs that run at the same time share weights: the row blocks of a tile are neighbours in the list.
+TEST(Tasks, RowBlocksOfATileFollowEachOther) {
+  const Lists lists = lists_of({100, 7}, 32);
+  const TaskList tasks{lists.row_end.data(), lists.block_end.data(), 2, 3, 32};
+  ASSERT_EQ(tasks.count(), 4 * 3 + 3);
+  for (int index = 0; index < 12; ++index) {
+    EXPECT_EQ(tasks.find(index).tile, index / 4);
+    EXPECT_EQ(tasks.find(index).first, index % 4 * 32);
+  }
+  EXPECT_EQ(tasks.find(12).expert, 1);
+}
+
+TEST(Tasks, TheSmallestTileThatCovers) {
+  for (const int most : {32, 96, 128}) {
+    for (int rows = 1; rows <= most; ++rows) {
+      const int tokens = tile_tokens(rows, most);
+      EXPECT_GE(tokens, rows);
+      EXPECT_LE(tokens, most);
+      EXPECT_TRUE(tokens == 8 || tokens == 16 || tokens % 32 == 0);
+    }
+  }
+  EXPECT_EQ(tile_tokens(8, 32), 8);
+  EXPECT_EQ(tile_tokens(9, 32), 16);
+  EXPECT_EQ(tile_tokens(3, 128), 32);
+  EXPECT_EQ(tile_tokens(97, 128), 128);
+}
+
+TEST(RowMap, FindsRowsInEveryArrangement) {
+  const Task task{2, 0, 10, 5, 37};
+  EXPECT_EQ(RowMap{}.place(task, 3), 40u);
+  EXPECT_EQ((RowMap{RowMap::Kind::blocks, 100, nullptr, nullptr}.place(task, 3)), 213u);
+  const std::vector<int> begin{0, 64, 128};
+  EXPECT_EQ((RowMap{RowMap::Kind::listed, 0, begin.data(), nullptr}.place(task, 3)), 141u);
+  std::vector<int> rows(50, -1);
+  rows[40] = 7;
+  EXPECT_EQ((RowMap{RowMap::Kind::flat, 0, nullptr, rows.data()}.place(task, 3)), 7u);
+}
+
+}  // namespace
+}  // namespace heddle::sm90

@@ -1,0 +1,28 @@
+#include "gpu/widen_slabs.hpp"
+
+#include "experts/sm90/widen.hpp"
+
+namespace heddle::sm90 {
+namespace {
+
+/// One CTA a step (x) and slab (y).
+template <WeightKind kind>
+__global__ void widen_slabs(WeightPlan plan, const std::byte* chunks, std::uint32_t* registers) {
+  const int step = static_cast<int>(blockIdx.x);
+  const int slab = static_cast<int>(blockIdx.y);
+  const int thread = static_cast<int>(threadIdx.x);
+  std::uint32_t a[slab_registers];
+  load_slab<kind>(chunks + plan.slab_data(slab, step), chunks + plan.slab_scales(slab, step), thread, a);
+  std::uint32_t* to = registers + ((slab * plan.steps() + step) * slab_threads + thread) * slab_registers;
+  for (int i = 0; i < slab_registers; ++i) to[i] = a[i];
+}
+
+}  // namespace
+
+cudaError_t launch_widen(const WeightPlan& plan, const std::byte* chunks, std::uint32_t* registers) {
+  const dim3 grid(static_cast<unsigned>(plan.steps()), static_cast<unsigned>(plan.slabs()));
+  with_kind(plan.kind, [&]<WeightKind kind>() { widen_slabs<kind><<<grid, slab_threads>>>(plan, chunks, registers); });
+  return cudaGetLastError();
+}
+
+}  // namespace heddle::sm90
