@@ -72,10 +72,14 @@ DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t g
   prepare(all_gather_kernel());
 }
 
-void DeviceExchangeBase::refuse_capture(DeviceStream stream, std::string_view what, std::string_view instead) {
+bool is_captured(DeviceStream stream) {
   cudaStreamCaptureStatus status{};
   check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
-  if (status != cudaStreamCaptureStatusNone)
+  return status != cudaStreamCaptureStatusNone;
+}
+
+void DeviceExchangeBase::refuse_capture(DeviceStream stream, std::string_view what, std::string_view instead) {
+  if (is_captured(stream))
     throw InputError(fmt::format("{} cannot be captured in a graph: its host waits for row counts; {}", what, instead));
 }
 
@@ -87,7 +91,7 @@ ExchangeCounters DeviceExchangeBase::counters(int local_rank) const {
   return tallies_->read(local_rank, options_.placement, experts_of(local_rank));
 }
 
-void DeviceExchangeBase::take_inputs(std::span<const DeviceInput> inputs, const Step& step) {
+void DeviceExchangeBase::take_inputs(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) {
   workspace_.throw_if_aborted();
   const int most = tensor_parallel() ? ranks() * options_.cap : options_.cap;
   if (step.max_tokens > most) {
@@ -100,21 +104,26 @@ void DeviceExchangeBase::take_inputs(std::span<const DeviceInput> inputs, const 
   }
   call_.max_tokens = step.max_tokens;
   for (std::size_t i = 0; i < inputs.size(); ++i) call_.ranks[i].input = inputs[i];
+  order_.dispatch(is_captured(stream));
 }
 
-void DeviceExchangeBase::take_results(std::span<const bf16* const> results) {
+void DeviceExchangeBase::take_results(std::span<const bf16* const> results, DeviceStream stream) {
+  order_.need_dispatch(is_captured(stream), name(options_.way));
   if (results.size() != static_cast<std::size_t>(local_ranks())) {
     throw InputError(fmt::format("{} results for the {} ranks of GPU {}", results.size(), local_ranks(), device()));
   }
   for (std::size_t i = 0; i < results.size(); ++i) call_.ranks[i].results = results[i];
 }
 
-void DeviceExchangeBase::take_outputs(std::span<const DeviceOutput> outputs) {
+void DeviceExchangeBase::take_outputs(std::span<const DeviceOutput> outputs, DeviceStream stream) {
+  const bool captured = is_captured(stream);
+  order_.need_dispatch(captured, name(options_.way));
   if (outputs.size() != static_cast<std::size_t>(local_ranks())) {
     throw InputError(fmt::format("{} outputs for the {} ranks of GPU {}", outputs.size(), local_ranks(), device()));
   }
   check_shared(outputs);
   for (std::size_t i = 0; i < outputs.size(); ++i) call_.ranks[i].output = outputs[i];
+  order_.combine(captured);
 }
 
 void DeviceExchangeBase::check_shared(std::span<const DeviceOutput> outputs) const {

@@ -9,6 +9,7 @@
 
 #include "exchange/all_gather.hpp"
 #include "exchange/arrivals.hpp"
+#include "exchange/call_order.hpp"
 #include "exchange/cuda_counters.hpp"
 #include "exchange/host_exchange.hpp"
 #include "group/cuda_workspace.hpp"
@@ -92,6 +93,8 @@ struct NumberingPlan {
 /// Chunks of `chunk` items that n items fill, at least one.
 constexpr std::size_t chunks_of(int n, int chunk) { return static_cast<std::size_t>(n / chunk + 1); }
 
+bool is_captured(DeviceStream stream);
+
 class DeviceExchangeBase : public DeviceExchange {
  public:
   DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
@@ -114,9 +117,9 @@ class DeviceExchangeBase : public DeviceExchange {
 
   /// Throws InputError where the stream is being captured: `what`'s host waits for row counts.
   static void refuse_capture(DeviceStream stream, std::string_view what, std::string_view instead);
-  void take_inputs(std::span<const DeviceInput> inputs, const Step& step);
-  void take_results(std::span<const bf16* const> results);
-  void take_outputs(std::span<const DeviceOutput> outputs);
+  void take_inputs(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream);
+  void take_results(std::span<const bf16* const> results, DeviceStream stream);
+  void take_outputs(std::span<const DeviceOutput> outputs, DeviceStream stream);
   /// Behind the receiving half of combine: gives all outputs to all ranks where take_outputs was told to.
   void share_outputs(DeviceStream stream);
   bool tensor_parallel() const { return options_.way == Way::gather && options_.gather == GatherMode::tensor_parallel; }
@@ -167,6 +170,7 @@ class DeviceExchangeBase : public DeviceExchange {
   void find_largest_cluster(const void* kernel);
   unsigned largest_cluster_ = 16;  ///< CTAs of a cluster that all ranks' kernels can have at once
   bool fixed_ctas_ = false;        ///< the caller chose
+  CallOrder order_;
   DeviceArray<int> placement_;
   DeviceArray<TeamCounters> team_counters_;
   std::unique_ptr<DeviceTallies> tallies_;  ///< null: nothing is counted
@@ -193,26 +197,26 @@ class DeviceWay : public DeviceExchangeBase {
   }
 
   void dispatch_send(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) override {
-    take_inputs(inputs, step);
+    take_inputs(inputs, step, stream);
     launch(dispatch_kernel_, &parameters_, {true, false}, stream);
   }
   void dispatch_receive(DeviceStream stream) override { launch(dispatch_kernel_, &parameters_, {false, true}, stream); }
   void combine_send(std::span<const bf16* const> results, DeviceStream stream) override {
-    take_results(results);
+    take_results(results, stream);
     launch(combine_kernel_, &parameters_, {true, false}, stream);
   }
   void combine_receive(std::span<const DeviceOutput> outputs, DeviceStream stream) override {
-    take_outputs(outputs);
+    take_outputs(outputs, stream);
     launch(combine_kernel_, &parameters_, {false, true}, stream);
     share_outputs(stream);
   }
   void dispatch(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) override {
-    take_inputs(inputs, step);
+    take_inputs(inputs, step, stream);
     launch(dispatch_kernel_, &parameters_, {}, stream);
   }
   void combine(std::span<const bf16* const> results, std::span<const DeviceOutput> outputs, DeviceStream stream) override {
-    take_results(results);
-    take_outputs(outputs);
+    take_results(results, stream);
+    take_outputs(outputs, stream);
     bool in_place = true;  // then one CTA speaks at once for its rank, and all others only listen
     for (std::size_t i = 0; i < results.size(); ++i)
       in_place &= results[i] != nullptr && results[i] == result_rows(static_cast<int>(i));

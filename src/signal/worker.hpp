@@ -14,6 +14,7 @@
 
 #include "formats/row_format.hpp"
 #include "heddle/group.hpp"
+#include "signal/spread.hpp"
 #include "signal/words.hpp"
 
 /// Marks protocol templates: plain functions on the host, device functions for nvcc.
@@ -104,7 +105,7 @@ struct LastTerm {
 //   w.prefix_sums(n, values, stride)  values[i * stride] becomes the sum of the earlier ones; returns the sum of all
 //   w.sum_values(n, values)    their sum
 //   w.part_bits(rows, hidden)  rows are divided into 2^bits parts, so that all workers have some
-//   w.spread(rows, columns, f) f(row, column), dealt over all lanes of the rank; w.load(p): a value of 4 or 8 bytes in the heap,
+//   w.spread(rows, columns, f) f(row, column), dealt over all lanes of the rank, at most 256 columns; w.load(p): a value of 4 or 8 bytes in the heap,
 //                              by one lane, inside of it
 //   w.reduce_rows(out, n, terms, format, last, part)  out = bf16(sum over i < n of terms(i), then last.factor * last.row)
 // What a thread does one by one and a warp side by side is in bulk.hpp.

@@ -65,6 +65,7 @@ class GatherExchange final : public HostExchange {
   }
 
   void combine_send(const bf16* results) override {
+    accept_results();
     run(CallPart::combine, [&](HostWorker& w) { return gather_offer(w, layout_, rows_, results); });
   }
 

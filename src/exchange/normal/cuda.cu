@@ -172,7 +172,7 @@ class DeviceNormal final : public DeviceExchangeBase {
 
   void dispatch_send(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) override {
     refuse_capture(stream);
-    take_inputs(inputs, step);
+    take_inputs(inputs, step, stream);
     launch(reinterpret_cast<const void*>(normal_counts<false>), &parameters_, {}, stream);
   }
   void dispatch_receive(DeviceStream stream) override {
@@ -182,11 +182,11 @@ class DeviceNormal final : public DeviceExchangeBase {
     launch(reinterpret_cast<const void*>(normal_move<false>), &parameters_, {}, stream);
   }
   void combine_send(std::span<const bf16* const> results, DeviceStream stream) override {
-    take_results(results);
+    take_results(results, stream);
     launch(reinterpret_cast<const void*>(normal_combine<false>), &parameters_, {true, false}, stream);
   }
   void combine_receive(std::span<const DeviceOutput> outputs, DeviceStream stream) override {
-    take_outputs(outputs);
+    take_outputs(outputs, stream);
     launch(reinterpret_cast<const void*>(normal_combine<false>), &parameters_, {false, true}, stream);
     share_outputs(stream);
   }
@@ -195,8 +195,8 @@ class DeviceNormal final : public DeviceExchangeBase {
     dispatch_receive(stream);
   }
   void combine(std::span<const bf16* const> results, std::span<const DeviceOutput> outputs, DeviceStream stream) override {
-    take_results(results);
-    take_outputs(outputs);
+    take_results(results, stream);
+    take_outputs(outputs, stream);
     launch(reinterpret_cast<const void*>(normal_combine<false>), &parameters_, {}, stream);
     share_outputs(stream);
   }
