@@ -27,9 +27,10 @@ struct HostFault {
 
 /// How the CTAs of one rank meet where hardware does not do it: arrivals at a meeting, and in the upper half how many meetings
 /// there have been. No arrivals when nothing runs, but after a fault; so launches may have different numbers of CTAs.
-struct TeamCounters {
+struct alignas(32) TeamCounters {
   Word met = 0;
   Word waited = 0;  ///< nanoseconds that the first squad waited and no call has counted yet; only with tallies
+  Word moved = 0;   ///< counts what note_progress() told
 };
 
 struct DeviceTeam {

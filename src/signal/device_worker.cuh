@@ -12,7 +12,6 @@
 #include "signal/device_send.cuh"
 #include "signal/device_team.hpp"
 #include "signal/ptx.cuh"
-#include "signal/spread.hpp"
 #include "signal/worker.hpp"
 
 namespace heddle {
@@ -152,10 +151,17 @@ class DeviceWorker : public WarpNumbers {
       if (place != nullptr) *place = value(i);
     }
   }
+  /// A column a lane, so that no index is divided: columns are rounded up to a power of two.
   template <class F>
   __device__ void spread(int rows, int columns, F f) {
     verb();
-    spread_over(index() * lanes_of_warp + lane(), count() * lanes_of_warp, rows, columns, bits_of(columns), f);
+    const int shift = bits_of(columns);
+    const int thread = index() * lanes_of_warp + lane();
+    const int column = thread & ((1 << shift) - 1);
+    if (column < columns) {
+#pragma unroll 1
+      for (int row = thread >> shift; row < rows; row += count() * lanes_of_warp >> shift) f(row, column);
+    }
     __syncwarp();
   }
   /// Where regions begin is summed up once a squad; a row finds its region by bisection.
@@ -356,6 +362,9 @@ class DeviceWorker : public WarpNumbers {
 
   // --- Meeting ---
 
+  __device__ void note_progress() {
+    if (lane() == 0) ptx::add_relaxed_gpu(&counters()->moved, 1);
+  }
   __device__ bool squad_barrier() {
     verb();
     __syncthreads();

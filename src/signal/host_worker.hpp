@@ -25,6 +25,7 @@ struct HostTeam {
   const std::vector<bool>* live = nullptr;             ///< null: all
   int spins = 0;                                       ///< looks at a word before sleeping
   const std::function<void()>* before_verb = nullptr;  ///< tests inject delays here
+  mutable std::uint64_t progress = 0;                  ///< counts what note_progress() told
 };
 
 /// Before the workers of a rank start a half: none of them is inside a barrier, and their number may
@@ -83,6 +84,7 @@ class HostWorker : public OneLane<HostWorker> {
   bool peek(const Word* word, std::uint32_t& value);
   Patience look();
   bool rest(Patience& patience, const WordName& name, Word expected, Word seen);
+  void note_progress();
   bool team_barrier();
   template <class Terms>
   void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last, const RowPart& = {}) {
@@ -103,9 +105,11 @@ class HostWorker : public OneLane<HostWorker> {
   }
   bool aborted() const;
   void fail(const WordName& name, std::uint64_t expected, std::uint64_t seen);
-  /// Looks again and again, asleep in between, until `arrived` holds; false on abort or deadline.
+  /// Looks again and again, asleep in between, until `arrived` holds; false on abort or deadline. For the team the clock
+  /// starts anew whenever a fellow worker has noted progress.
   template <class Arrived>
   bool wait(const Word* word, const WordName& name, std::uint64_t expected, std::chrono::nanoseconds longest, Arrived arrived);
+  std::uint64_t progress() const { return std::atomic_ref<std::uint64_t>(team_.progress).load(std::memory_order_relaxed); }
   void start_sum(int hidden);
   void add_to_sum(const SumTerm& term, const SumFormat& format);
   void finish_sum(bf16* out, int hidden, const LastTerm& last);

@@ -14,7 +14,6 @@
 
 #include "formats/row_format.hpp"
 #include "heddle/group.hpp"
-#include "signal/spread.hpp"
 #include "signal/words.hpp"
 
 /// Marks protocol templates: plain functions on the host, device functions for nvcc.
@@ -63,6 +62,9 @@ struct RowPart {
 HEDDLE_HOST_DEVICE inline int row_of(int item, int bits) { return item >> bits; }
 HEDDLE_HOST_DEVICE inline RowPart part_of(int item, int bits) { return {item & ((1 << bits) - 1), bits}; }
 
+/// Most columns of a spread: the threads of the smallest launch. Wider tables are spread in pieces.
+constexpr int most_spread_columns = 256;
+
 /// What a sum ends with, before its only rounding: a bf16 row times a factor, or nothing.
 struct LastTerm {
   const bf16* row = nullptr;
@@ -94,6 +96,7 @@ struct LastTerm {
 //                              rank's part changes; false when the deadline since look() has passed.
 //                              expected, seen: words as they are, epoch included, for the error
 //   w.team_barrier()           all workers of this rank; orders their writes
+//   w.note_progress()          rows move: fellow workers that wait at the team barrier begin their wait anew
 //   w.squad_barrier()          all workers of this squad; orders their writes
 //   w.last_of_team()           host: true for the last worker of the rank that comes here; it has seen what all did before
 //   w.enumerate_sets, w.enumerate_kinds  exact numbers of one worker's items, see numbering.hpp
@@ -105,8 +108,8 @@ struct LastTerm {
 //   w.prefix_sums(n, values, stride)  values[i * stride] becomes the sum of the earlier ones; returns the sum of all
 //   w.sum_values(n, values)    their sum
 //   w.part_bits(rows, hidden)  rows are divided into 2^bits parts, so that all workers have some
-//   w.spread(rows, columns, f) f(row, column), dealt over all lanes of the rank, at most 256 columns; w.load(p): a value of 4 or 8 bytes in the heap,
-//                              by one lane, inside of it
+//   w.spread(rows, columns, f) f(row, column), dealt over all lanes of the rank, at most most_spread_columns; w.load(p): a value
+//                              of 4 or 8 bytes in the heap, by one lane, inside of it
 //   w.reduce_rows(out, n, terms, format, last, part)  out = bf16(sum over i < n of terms(i), then last.factor * last.row)
 // What a thread does one by one and a warp side by side is in bulk.hpp.
 template <class W>
@@ -129,6 +132,7 @@ concept Worker = requires(W& w, Word* word, const Word* seen, std::uint32_t& val
   w.publish(word, 1u);
   { w.acquire(seen, name, value) } -> std::convertible_to<bool>;
   { w.peek(seen, value) } -> std::convertible_to<bool>;
+  w.note_progress();
   { w.team_barrier() } -> std::convertible_to<bool>;
 };
 

@@ -150,6 +150,7 @@ HEDDLE_PROTOCOL bool move_rows(W& w, const NormalFlow& flow, const Words& words,
     if (waiting_for < 0) return w.team_barrier();
     if (moved) {
       patience = w.look();
+      w.note_progress();
       continue;
     }
     const int peer = waiting_for % ranks;
