@@ -7,12 +7,12 @@
 
 namespace heddle {
 
-/// Begins a kernel template of `plain`: the worker of this warp, and its squad's memory. Masked ranks leave at once.
-#define HEDDLE_DEVICE_WORKER(w, call, part)                                          \
-  ptx::wait_for_earlier_kernels();                                                   \
-  ptx::let_next_kernel_launch();                                                     \
-  extern __shared__ std::byte heddle_squad_memory[];                                 \
-  DeviceWorker<plain> w((call).team, part, heddle_squad_memory, (call).squad_bytes); \
+/// Begins a kernel template of `mover`: the worker of this warp, and its squad's memory. Masked ranks leave at once.
+#define HEDDLE_DEVICE_WORKER(w, call, part)                                                             \
+  ptx::wait_for_earlier_kernels();                                                                      \
+  ptx::let_next_kernel_launch();                                                                        \
+  extern __shared__ std::byte heddle_squad_memory[];                                                    \
+  DeviceWorker<mover> w((call).team, part, heddle_squad_memory, (call).squad_bytes, (call).bulk_bytes); \
   if (!w.live(w.heap().rank)) return
 
 /// A pointer into the first local rank's memory, moved to this CTA's rank.
@@ -47,8 +47,8 @@ struct BatchSlice {
   int first = 0;
   int rows = 0;
 };
-template <bool plain>
-__device__ BatchSlice slice_of(const DeviceWorker<plain>& w, int tokens) {
+template <RowMover mover>
+__device__ BatchSlice slice_of(const DeviceWorker<mover>& w, int tokens) {
   const LiveShare live = live_share(w);
   const auto all = static_cast<std::size_t>(tokens);
   const int first = static_cast<int>(all * live.position / live.count);
@@ -75,8 +75,8 @@ __device__ inline bool is_bad_choice_of_many(const std::int32_t* ids, int choice
 
 /// Too many tokens, ids outside of [-1, experts) or repeated within a token: a fault. The squad that finds it leaves and
 /// says nothing, so nothing is announced in whole. Tokens are dealt over all squads, a choice a lane.
-template <bool plain>
-__device__ bool check_input(DeviceWorker<plain>& w, const DeviceCall& call, const SendInput& input) {
+template <RowMover mover>
+__device__ bool check_input(DeviceWorker<mover>& w, const DeviceCall& call, const SendInput& input) {
   const auto refuse = [&](int token, std::uint64_t expected, std::int64_t seen) {
     w.fail({WordKind::refused, -1, token}, expected, static_cast<std::uint64_t>(seen));
   };

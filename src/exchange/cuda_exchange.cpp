@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "exchange/gather/by_nccl.hpp"
 
@@ -57,6 +58,12 @@ DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t g
   call_.experts = options.placement.experts();
   call_.topk = options.topk;
   call_.squad_bytes = squad_bytes;
+  constexpr int most_bulk_bytes = std::numeric_limits<std::uint16_t>::max();
+  if (device_options.bulk_bytes < 0 || device_options.bulk_bytes > most_bulk_bytes)
+    throw InputError(fmt::format("bulk_bytes is {}; 0 is for no bulk copies, 1 to {} for rows of at least so many bytes",
+                                 device_options.bulk_bytes, most_bulk_bytes));
+  call_.bulk_bytes = static_cast<std::uint16_t>(device_options.bulk_bytes);
+  shared_bytes_ = squad_bytes + (call_.bulk_bytes > 0 ? bulk_ring_bytes : 0);
   if (device_options.counters) {
     tallies_ = std::make_unique<DeviceTallies>(device(), tally_plan(options), local_ranks());
     call_.team.tallies = tallies_->data();
@@ -69,7 +76,7 @@ DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t g
   const int ctas_a_rank = std::clamp(std::min(wanted, sms) / local_ranks(), 1, most_squads);
   grid_ = dim3(static_cast<unsigned>(ctas_a_rank), static_cast<unsigned>(local_ranks()));
   all_gather_.layout = {shape_of(options), options.hidden, areas()};
-  prepare(all_gather_kernel());
+  prepare(all_gather());
 }
 
 bool is_captured(DeviceStream stream) {
@@ -148,7 +155,7 @@ void DeviceExchangeBase::check_shared(std::span<const DeviceOutput> outputs) con
 }
 
 void DeviceExchangeBase::share_outputs(DeviceStream stream) {
-  if (call_.ranks[0].output.all_out != nullptr) launch(all_gather_kernel(), &all_gather_, {}, stream);
+  if (call_.ranks[0].output.all_out != nullptr) launch(all_gather(), &all_gather_, {}, stream);
 }
 
 void DeviceExchangeBase::allocate_scratch(const ScratchPlan& plan) {
@@ -158,11 +165,10 @@ void DeviceExchangeBase::allocate_scratch(const ScratchPlan& plan) {
 
 void DeviceExchangeBase::prepare(const void* kernel) {
   const cuda::DeviceScope scope(device());
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(call_.squad_bytes)),
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes_)),
         "shared memory of a kernel");
   int ctas_an_sm = 0;
-  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas_an_sm, kernel, threads_a_cta, call_.squad_bytes),
-        "occupancy of a kernel");
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas_an_sm, kernel, threads_a_cta, shared_bytes_), "occupancy of a kernel");
   int sms = 0;
   check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device()), "number of SMs");
   const int room = ctas_an_sm * sms;
@@ -215,7 +221,7 @@ cudaLaunchConfig_t DeviceExchangeBase::configuration(const Shape& shape, cudaLau
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(shape.ctas, grid_.y);
   config.blockDim = dim3(shape.threads);
-  config.dynamicSmemBytes = call_.squad_bytes;
+  config.dynamicSmemBytes = shared_bytes_;
   config.stream = stream;
   config.attrs = attributes;
   if (shape.cooperative) {
@@ -262,6 +268,8 @@ std::unique_ptr<DeviceExchange> create_device_exchange(DeviceWorkspace& workspac
   check_options(options);
   if (device.nccl != nullptr && device.counters)
     throw InputError("counters with NCCL: its kernels count nothing; leave DeviceExchangeOptions::counters or nccl out");
+  if (device.nccl != nullptr && device.bulk_bytes != 0)
+    throw InputError("bulk copies with NCCL: its kernels move the rows; leave DeviceExchangeOptions::bulk_bytes or nccl out");
   if (device.nccl != nullptr) return create_device_gather_by_nccl(workspace, gpu, options, device);
   switch (options.way) {
     case Way::gather:

@@ -39,7 +39,8 @@ struct DeviceCall {
   int max_tokens = 0;
   bool send = true;
   bool receive = true;
-  std::size_t squad_bytes = 0;     ///< shared memory of a CTA
+  std::uint16_t bulk_bytes = 0;    ///< rows from this size on go by bulk copies; 0: none
+  std::size_t squad_bytes = 0;     ///< shared memory of a CTA, without that of bulk copies
   std::size_t scratch_stride = 0;  ///< bytes between the scratch of two local ranks
   DeviceRank ranks[max_local_ranks];
 };
@@ -51,7 +52,7 @@ struct AllGatherCall : DeviceCall {
   /// rank's rows are its outputs.
   const bf16* slices = nullptr;
 };
-const void* all_gather_kernel();
+const void* all_gather_kernel(bool bulk);
 
 /// Memory of a device that frees itself.
 template <class T>
@@ -168,8 +169,10 @@ class DeviceExchangeBase : public DeviceExchange {
   /// `attributes` has room for three.
   cudaLaunchConfig_t configuration(const Shape& shape, cudaLaunchAttribute* attributes, DeviceStream stream) const;
   void find_largest_cluster(const void* kernel);
+  const void* all_gather() const { return all_gather_kernel(call_.bulk_bytes > 0); }
   unsigned largest_cluster_ = 16;  ///< CTAs of a cluster that all ranks' kernels can have at once
   bool fixed_ctas_ = false;        ///< the caller chose
+  std::size_t shared_bytes_ = 0;   ///< of a CTA
   CallOrder order_;
   DeviceArray<int> placement_;
   DeviceArray<TeamCounters> team_counters_;
@@ -181,17 +184,20 @@ class DeviceExchangeBase : public DeviceExchange {
 template <class Call>
 class DeviceWay : public DeviceExchangeBase {
  public:
-  /// A kernel for any wire and one for bf16 alone.
+  /// A kernel for any wire, and two for bf16 alone, without and with bulk copies.
   struct Kernels {
     void (*any)(Call);
     void (*plain)(Call);
-    const void* of(Wire wire) const { return reinterpret_cast<const void*>(wire == Wire::bf16 ? plain : any); }
+    void (*bulk)(Call);
+    const void* of(Wire wire, const DeviceExchangeOptions& options) const {
+      return reinterpret_cast<const void*>(wire != Wire::bf16 ? any : options.bulk_bytes > 0 ? bulk : plain);
+    }
   };
   DeviceWay(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
             const DeviceExchangeOptions& device_options, Kernels dispatch, Kernels combine)
       : DeviceExchangeBase(workspace, gpu, options, memory, device_options),
-        dispatch_kernel_(dispatch.of(options.wire)),
-        combine_kernel_(combine.of(options.combine_wire)) {
+        dispatch_kernel_(dispatch.of(options.wire, device_options)),
+        combine_kernel_(combine.of(options.combine_wire, device_options)) {
     prepare(dispatch_kernel_);
     prepare(combine_kernel_);
   }

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "signal/device_bulk.cuh"
 #include "signal/device_faults.cuh"
 #include "signal/device_numbers.cuh"
 #include "signal/device_rows.cuh"
@@ -16,18 +17,24 @@
 
 namespace heddle {
 
-/// `plain`: rows travel as bf16 and nothing else, so that kernels of such a call hold no conversions and step over none.
-template <bool plain>
-class DeviceWorker : public WarpNumbers {
+/// Where rows travel as bf16 and nothing else, kernels hold no conversions and step over none.
+template <RowMover mover>
+class DeviceWorker : public WarpNumbers, private BulkRing<mover == RowMover::bulk> {
+  static constexpr bool bulk = mover == RowMover::bulk;
+  static constexpr bool plain = mover != RowMover::any;
+  using Ring = BulkRing<bulk>;
+
  public:
   static constexpr bool is_warp = true;
   struct Patience {
     std::uint64_t since = 0;
   };
 
-  /// `shared`: the squad's memory, `shared_bytes` of it.
-  __device__ DeviceWorker(const DeviceTeam& team, CallPart part, std::byte* shared, std::size_t shared_bytes)
+  /// `shared`: the squad's memory, `shared_bytes` of it, and behind it with bulk copies bulk_ring_bytes more; `bulk_bytes`: the
+  /// least that they take.
+  __device__ DeviceWorker(const DeviceTeam& team, CallPart part, std::byte* shared, std::size_t shared_bytes, int bulk_bytes = 0)
       : WarpNumbers(static_cast<int>(threadIdx.x) % lanes_of_warp),
+        Ring(lane(), shared + shared_bytes, bulk_bytes),
         team_(team),
         heap_(team.heap),
         shared_(shared),
@@ -89,20 +96,33 @@ class DeviceWorker : public WarpNumbers {
   template <class To>
   __device__ void send_row(int n, To to, const bf16* from, const RowFormat& format, const RowPart& part) {
     verb();
+    if constexpr (bulk) {
+      const int passes = (format.hidden + row_piece_values - 1) / row_piece_values;
+      const std::size_t begin = sizeof(bf16) * static_cast<std::size_t>(part.begin(passes) * row_piece_values);
+      const std::size_t end = sizeof(bf16) * static_cast<std::size_t>(min(part.end(passes) * row_piece_values, format.hidden));
+      if (Ring::takes(end - begin)) return Ring::copy(n, to, reinterpret_cast<const std::byte*>(from), begin, end);
+    }
     RowSender<plain>::send(lane(), n, to, from, format, part);
   }
   template <class To>
   __device__ void copy_row_to(int n, To to, const std::byte* from, const RowFormat& format, const RowPart& part) {
     verb();
     const int vectors = static_cast<int>(format.row_bytes() / 16);
+    if constexpr (bulk) {
+      const std::size_t begin = 16 * static_cast<std::size_t>(part.begin(vectors));
+      const std::size_t end = 16 * static_cast<std::size_t>(part.end(vectors));
+      if (Ring::takes(end - begin)) return Ring::copy(n, to, from, begin, end);
+    }
     copy_vectors(lane(), n, to, from, part.begin(vectors), part.end(vectors));
   }
   __device__ Ticket copy_row(std::byte* to, const std::byte* from, const RowFormat& format) {
     copy_row_to(1, [to](int) { return to; }, from, format, {});
+    if constexpr (bulk) return {Ring::has_stored() ? 1u : 0u};
     return {};
   }
   __device__ Ticket copy_bytes(void* to, const void* from, std::size_t bytes) {
     verb();
+    order();
     const auto bits = reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from) | bytes;
     if (bits % 16 == 0) {
       copy_vectors(
@@ -120,10 +140,19 @@ class DeviceWorker : public WarpNumbers {
     send_row(1, [to](int) { return to; }, from, format, {});
     return {};
   }
-  __device__ void complete(Ticket) { __syncwarp(); }
-  __device__ void complete_all() { __syncwarp(); }
+  __device__ void complete(Ticket ticket) {
+    if constexpr (bulk) {
+      if (ticket.number != 0) Ring::finish();
+    }
+    __syncwarp();
+  }
+  __device__ void complete_all() {
+    if constexpr (bulk) Ring::finish();
+    __syncwarp();
+  }
   __device__ void add_words(std::byte* to, const std::byte* from, std::size_t bytes) {
     verb();
+    order();
     for (std::size_t i = static_cast<std::size_t>(lane()); i < bytes / 4; i += lanes_of_warp) {
       reinterpret_cast<std::uint32_t*>(to)[i] += reinterpret_cast<const std::uint32_t*>(from)[i];
     }
@@ -192,6 +221,15 @@ class DeviceWorker : public WarpNumbers {
     __syncwarp();
     const int pieces = (format.row.hidden + row_piece_values - 1) / row_piece_values;
     const int end = part.end(pieces) * row_piece_values;
+    order();
+    if constexpr (bulk) {
+      const int begin = part.begin(pieces) * row_piece_values;
+      const int stop = min(end, format.row.hidden);
+      if (Ring::takes(sizeof(bf16) * static_cast<std::size_t>(stop - begin))) {
+        Ring::sum(out, n, terms, format, last, begin, stop);
+        return order();
+      }
+    }
     RowSum<plain>::sum(lane(), out, n, terms, format, last, part.begin(pieces) * row_piece_values, min(end, format.row.hidden));
   }
   /// Pieces are 512 values at least.
@@ -301,6 +339,7 @@ class DeviceWorker : public WarpNumbers {
     }
     value = word_value(__shfl_sync(all_lanes, seen, 0));
     __syncwarp();  // what lane 0 acquired, all lanes may read
+    order();
     return __shfl_sync(all_lanes, static_cast<int>(arrived), 0) != 0;
   }
   /// Every squad looks for itself, a word a thread: as many squads are looked for as this launch has, and then the rest.
@@ -333,6 +372,7 @@ class DeviceWorker : public WarpNumbers {
     }
     if (seen != nullptr) *seen = mine;
     fine = __syncthreads_and(static_cast<int>(fine)) != 0;
+    order();
     if (times_waits()) ptx::add_relaxed_gpu(&counters()->waited, ptx::nanoseconds());
     return fine;
   }
@@ -342,6 +382,7 @@ class DeviceWorker : public WarpNumbers {
     if (lane() == 0) seen = ptx::load_acquire_system(word);
     seen = __shfl_sync(all_lanes, seen, 0);
     __syncwarp();  // what lane 0 acquired, all lanes may read
+    order();
     value = word_value(seen);
     return word_tag(seen) == epoch_;
   }
@@ -368,6 +409,7 @@ class DeviceWorker : public WarpNumbers {
   __device__ bool squad_barrier() {
     verb();
     __syncthreads();
+    order();
     return true;
   }
   /// All warps of the rank; those that have left do not hold it up. Few CTAs are one CTA or one cluster and meet
@@ -382,6 +424,7 @@ class DeviceWorker : public WarpNumbers {
     } else {
       fine = meet_by_counting(team_, heap_.rank);
     }
+    order();
     // Who gave up comes here too, and nobody may go on to what it has left undone.
     if (threadIdx.x == 0) fine &= !aborted();
     return __syncthreads_and(static_cast<int>(fine)) != 0;
@@ -407,6 +450,11 @@ class DeviceWorker : public WarpNumbers {
   /// Tests inject delays here.
   __device__ void verb() {
     if (longest_delay_ != 0) delays_ = delay(*team_.settings, index(), delays_);
+  }
+
+  /// Memory was ordered, or this warp writes what a bulk copy may read: the next one comes after it.
+  __device__ void order() {
+    if constexpr (bulk) Ring::order();
   }
 
   static constexpr int value_bits = 24;  ///< of an announcement; above them is how many squads speak

@@ -148,9 +148,7 @@ bool HostWorker::rest(Patience& patience, const WordName& name, Word expected, W
   return true;
 }
 
-void HostWorker::note_progress() {
-  std::atomic_ref<std::uint64_t>(team_.progress).fetch_add(1, std::memory_order_relaxed);
-}
+void HostWorker::note_progress() { std::atomic_ref<std::uint64_t>(team_.progress).fetch_add(1, std::memory_order_relaxed); }
 
 bool HostWorker::team_barrier() {
   verb();

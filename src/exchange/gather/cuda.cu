@@ -23,8 +23,8 @@ struct Span {
   int rows = 0;
 };
 
-template <bool plain>
-__device__ Span span_of(const DeviceWorker<plain>& w, const GatherCall& call, const std::int32_t* counts) {
+template <RowMover mover>
+__device__ Span span_of(const DeviceWorker<mover>& w, const GatherCall& call, const std::int32_t* counts) {
   const HeapView& heap = w.heap();
   if (call.mode == GatherMode::padded) return {heap.rank * call.max_tokens, heap.ranks * call.max_tokens};
   Span span;
@@ -37,8 +37,8 @@ __device__ Span span_of(const DeviceWorker<plain>& w, const GatherCall& call, co
 }
 
 /// Sends this rank's tokens; counts [ranks]: everybody's, where they are needed first.
-template <bool plain>
-__device__ bool send(DeviceWorker<plain>& w, const GatherCall& call, const SendInput& input, std::int32_t* counts) {
+template <RowMover mover>
+__device__ bool send(DeviceWorker<mover>& w, const GatherCall& call, const SendInput& input, std::int32_t* counts) {
   if (!check_input(w, call, input)) return false;
   const std::int32_t* heard = counts;
   if (call.mode != GatherMode::padded) heard = gather_exchange_counts(w, call.layout, input.tokens, counts);
@@ -55,8 +55,8 @@ __device__ bool send(DeviceWorker<plain>& w, const GatherCall& call, const SendI
 }
 
 /// Tensor-parallel attention: the tokens are here; only their ids become local.
-template <bool plain>
-__device__ void take_own_tokens(DeviceWorker<plain>& w, const GatherCall& call, const ArrivedRouting& routing) {
+template <RowMover mover>
+__device__ void take_own_tokens(DeviceWorker<mover>& w, const GatherCall& call, const ArrivedRouting& routing) {
   const SendInput input = send_input(call);
   const RowFormat& wire = call.layout.wire;
   std::byte* rows = of_this_rank(call.own_rows, call);
@@ -75,7 +75,7 @@ __device__ void take_own_tokens(DeviceWorker<plain>& w, const GatherCall& call, 
   });
 }
 
-template <bool plain>
+template <RowMover mover>
 __global__ void __launch_bounds__(threads_a_cta, 1) gather_dispatch(const __grid_constant__ GatherCall call) {
   HEDDLE_DEVICE_WORKER(w, call, call.send ? CallPart::dispatch_send : CallPart::dispatch_receive);
   std::int32_t* counts = of_this_rank(call.counts, call);
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(threads_a_cta, 1) gather_dispatch(const __grid
       call, [&](int d) { return w.live(d) ? tokens : 0; }, [&](int s) { return w.live(s) ? heard[s] : 0; }, [](int) { return 0; });
 }
 
-template <bool plain>
+template <RowMover mover>
 __global__ void __launch_bounds__(threads_a_cta, 1) gather_combine(const __grid_constant__ GatherCall call) {
   HEDDLE_DEVICE_WORKER(w, call, CallPart::combine);
   const DeviceRank& rank = call.ranks[blockIdx.y];
@@ -127,8 +127,9 @@ class DeviceGather final : public DeviceWay<GatherCall> {
  public:
   DeviceGather(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
                const DeviceExchangeOptions& device_options)
-      : DeviceWay(workspace, gpu, options, memory, device_options, {gather_dispatch<false>, gather_dispatch<true>},
-                  {gather_combine<false>, gather_combine<true>}) {
+      : DeviceWay(workspace, gpu, options, memory, device_options,
+                  {gather_dispatch<RowMover::any>, gather_dispatch<RowMover::plain>, gather_dispatch<RowMover::bulk>},
+                  {gather_combine<RowMover::any>, gather_combine<RowMover::plain>, gather_combine<RowMover::bulk>}) {
     parameters_.layout = make_layout<GatherLayout>(options, areas());
     parameters_.mode = options.gather;
     const GatherLayout& layout = parameters_.layout;
