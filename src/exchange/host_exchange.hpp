@@ -39,6 +39,8 @@ ExchangeShape shape_of(const ExchangeOptions& options);
 RowFormat wire_format(const ExchangeOptions& options);
 RowFormat returned_format(const ExchangeOptions& options);
 Areas areas_of(const ExchangeMemory& memory, int ranks);
+struct GatherTagged;
+GatherTagged tagged_of(const ExchangeOptions& options, const ExchangeMemory& memory, int ranks);
 
 /// A way's layout with `areas` filled in.
 template <class Layout>

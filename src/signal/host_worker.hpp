@@ -82,6 +82,16 @@ class HostWorker : public OneLane<HostWorker> {
   bool acquire(const Word* word, const WordName& name, std::uint32_t& value) { return acquire_at_least(word, name, 0, value); }
   bool acquire_at_least(const Word* word, const WordName& name, std::uint32_t least, std::uint32_t& value);
   bool peek(const Word* word, std::uint32_t& value);
+  template <class To>
+  void send_tagged(int n, To to, const std::byte* from, int words, const RowPart&) {
+    verb();
+    for (int i = 0; i < n; ++i) {
+      Word* place = to(i);
+      if (place != nullptr) store_tagged(place, from, words);
+    }
+  }
+  bool take_tagged(std::byte* to, const Word* from, int words, const RowPart&, const WordName& name);
+  bool take_word(const Word* word, const WordName& name, std::uint32_t& value);
   Patience look();
   bool rest(Patience& patience, const WordName& name, Word expected, Word seen);
   void note_progress();
@@ -104,6 +114,7 @@ class HostWorker : public OneLane<HostWorker> {
     if (team_.before_verb != nullptr) (*team_.before_verb)();
   }
   bool aborted() const;
+  void store_tagged(Word* to, const std::byte* from, int words);
   void fail(const WordName& name, std::uint64_t expected, std::uint64_t seen);
   /// Looks again and again, asleep in between, until `arrived` holds; false on abort or deadline. For the team the clock
   /// starts anew whenever a fellow worker has noted progress.

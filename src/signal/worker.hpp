@@ -91,6 +91,11 @@ struct LastTerm {
 //   w.acquire(word, name, v)   waits until the word carries this epoch, then v = its value (acquire)
 //   w.acquire_at_least(word, name, least, v)   likewise, and until the value is at least `least`
 //   w.peek(word, v)            as acquire without waiting: false if the word is not of this epoch
+//   w.send_tagged(n, to, from, words, part)  data to the words to(i) for i < n (null: left out): four bytes and this call's tag in
+//                              each, in no order; for places where nothing else is ever written
+//   w.take_tagged(to, from, words, part, name)  waits until each such word carries this call's tag; its data to `to`. Orders
+//                              nothing else
+//   w.take_word(word, name, v) the same for one word by one lane, inside of spread; w.all_of(b): whether b holds for all lanes
 //   w.look()                   a wait made of peeks begins: call before the first peek of a round
 //   w.rest(patience, name, expected, seen)   between rounds that found nothing: sleeps until some word of this
 //                              rank's part changes; false when the deadline since look() has passed.

@@ -60,6 +60,28 @@ class ExplorerWorker : public OneLane<ExplorerWorker> {
     return true;
   }
   bool peek(const Word* word, std::uint32_t& value);
+  template <class To>
+  void send_tagged(int n, To to, const std::byte* from, int words, const RowPart& part) {
+    for (int i = 0; i < n; ++i) {
+      Word* place = to(i);
+      for (int at = part.begin(words); place != nullptr && at < part.end(words); ++at) {
+        const std::uint32_t value = read(reinterpret_cast<const std::uint32_t*>(from) + at);
+        store_word(place + at, pack_word(epoch_, value), false);
+      }
+    }
+  }
+  bool take_tagged(std::byte* to, const Word* from, int words, const RowPart& part, const WordName& name) {
+    for (int at = part.begin(words); at < part.end(words); ++at) {
+      std::uint32_t value = 0;
+      take_word(from + at, name, value);
+      write(reinterpret_cast<std::uint32_t*>(to) + at, value);
+    }
+    return true;
+  }
+  bool take_word(const Word* word, const WordName& name, std::uint32_t& value) {
+    wait_for(word, name, 0, value, {.acquires = false, .any_tag = false, .epoch = 0});
+    return true;
+  }
   Patience look();
   bool rest(Patience& patience, const WordName& name, Word expected, Word seen);
   bool team_barrier();
