@@ -126,15 +126,6 @@ bool HostWorker::peek(const Word* word, std::uint32_t& value) {
   return word_tag(seen) == epoch_;
 }
 
-void HostWorker::store_tagged(Word* to, const std::byte* from, int words) {
-  for (int i = 0; i < words; ++i) {
-    std::uint32_t value = 0;
-    std::memcpy(&value, from + sizeof value * static_cast<std::size_t>(i), sizeof value);
-    std::atomic_ref<Word>(to[i]).store(pack_word(epoch_, value), std::memory_order_relaxed);
-  }
-  ring(*team_.heap.at<HeapHeader>(team_.heap.owner(to), 0));
-}
-
 bool HostWorker::take_word(const Word* word, const WordName& name, std::uint32_t& value) {
   Word seen = std::atomic_ref<Word>(*const_cast<Word*>(word)).load(std::memory_order_relaxed);
   const auto arrived = [&](Word now) {
@@ -144,16 +135,6 @@ bool HostWorker::take_word(const Word* word, const WordName& name, std::uint32_t
   const bool there = arrived(seen) || wait(word, name, pack_word(epoch_, 0), team_.deadline, arrived);
   value = word_value(seen);
   return there;
-}
-
-bool HostWorker::take_tagged(std::byte* to, const Word* from, int words, const RowPart&, const WordName& name) {
-  verb();
-  for (int i = 0; i < words; ++i) {
-    std::uint32_t value = 0;
-    if (!take_word(from + i, name, value)) return false;
-    std::memcpy(to + sizeof value * static_cast<std::size_t>(i), &value, sizeof value);
-  }
-  return true;
 }
 
 HostWorker::Patience HostWorker::look() {

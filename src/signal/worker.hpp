@@ -36,6 +36,23 @@ struct SumTerm {
   float weight = 1.0f;
 };
 
+/// A row that comes as words with this call's tag (null: it is not waited for). `count`, unless null, is the word of an announcement
+/// that tells how many rows come; this one is row `number` of them.
+struct TaggedRow {
+  const Word* words = nullptr;
+  const Word* count = nullptr;
+  int number = 0;
+  WordName name;  ///< of its words, in errors
+};
+constexpr std::size_t tagged_bytes_a_word = 4;  ///< of data
+/// What became of such a row: it is here, it does not come, or the wait gave up.
+enum class Taken : std::uint8_t { here, none, gave_up };
+/// An announced value has so many bits; above them squads say how many they are.
+constexpr int announced_bits = 24;
+HEDDLE_HOST_DEVICE constexpr int announced_value(std::uint32_t said) {
+  return static_cast<int>(said & ((1u << announced_bits) - 1u));
+}
+
 /// How the rows of a sum are read: their format, and whether their weights apply (fmaf) or not (add).
 struct SumFormat {
   RowFormat row;
@@ -91,11 +108,13 @@ struct LastTerm {
 //   w.acquire(word, name, v)   waits until the word carries this epoch, then v = its value (acquire)
 //   w.acquire_at_least(word, name, least, v)   likewise, and until the value is at least `least`
 //   w.peek(word, v)            as acquire without waiting: false if the word is not of this epoch
-//   w.send_tagged(n, to, from, words, part)  data to the words to(i) for i < n (null: left out): four bytes and this call's tag in
-//                              each, in no order; for places where nothing else is ever written
-//   w.take_tagged(to, from, words, part, name)  waits until each such word carries this call's tag; its data to `to`. Orders
-//                              nothing else
-//   w.take_word(word, name, v) the same for one word by one lane, inside of spread; w.all_of(b): whether b holds for all lanes
+//   w.send_tagged(n, to, from, words, part)  a row to the words to(i) for i < n (null: left out): four bytes and this call's tag in
+//                              each, in no order; an even number of words, at places where nothing else is ever written
+//   w.send_tagged_values(n, to, count, value)  likewise value(i), four bytes, for i < count
+//   w.take_tagged(to, row, words, part)  waits until such a row's words carry this call's tag, then puts it to `to`; orders
+//                              nothing else. Taken::none where the row's count says that it does not come
+//   w.take_tagged_values(row, first, count, f)  likewise f(i, value) for the words from `first` on, each by one lane
+//   w.reduce_tagged(out, n, rows, format, last, part)  as reduce_rows, over bf16 rows that come as words; false on abort
 //   w.look()                   a wait made of peeks begins: call before the first peek of a round
 //   w.rest(patience, name, expected, seen)   between rounds that found nothing: sleeps until some word of this
 //                              rank's part changes; false when the deadline since look() has passed.

@@ -156,7 +156,7 @@ class SquadWorker : public ExplorerWorker {
       std::uint32_t first = 0;
       if (words != nullptr) first = hear_all_of(words, name(i));
       if (mine == nullptr) continue;
-      mine[i] = static_cast<std::int32_t>(first & ((1u << value_bits) - 1u));
+      mine[i] = announced_value(first);
       if (first_squad()) values[i] = mine[i];
     }
     if (seen != nullptr) *seen = mine;
@@ -168,11 +168,9 @@ class SquadWorker : public ExplorerWorker {
   }
 
  protected:
-  static constexpr int value_bits = 24;
-
   template <class WordOf, class Value>
   void speak(int n, WordOf word, Value value, int squad, int squads) {
-    const auto said = static_cast<std::uint32_t>(squads) << value_bits;
+    const auto said = static_cast<std::uint32_t>(squads) << announced_bits;
     for (int i = 0; i < n; ++i) {
       Word* words = word(i);
       if (words != nullptr) publish(words + squad, said | static_cast<std::uint32_t>(value(i)));
@@ -183,7 +181,7 @@ class SquadWorker : public ExplorerWorker {
     std::uint32_t first = 0;
     std::uint32_t other = 0;
     acquire(words, name, first);
-    for (std::uint32_t squad = 1; squad < first >> value_bits; ++squad) acquire(words + squad, name, other);
+    for (std::uint32_t squad = 1; squad < first >> announced_bits; ++squad) acquire(words + squad, name, other);
     return first;
   }
 

@@ -42,6 +42,7 @@ std::vector<Way> ways() {
       way<ElasticTrip<Reduce::home, false>, W>("elastic_home"),
       way<ElasticTrip<Reduce::home, true>, W>("elastic_home_expanded"),
       way<GatherTrip<Gathering::padded>, W>("gather_padded"),
+      way<TaggedGatherTrip, W>("gather_tagged"),
       way<GatherTrip<Gathering::uneven>, W>("gather_uneven"),
       way<GatherTrip<Gathering::zero_filled>, W>("gather_zero_filled"),
       way<TensorParallelTrip, W>("gather_tensor_parallel"),

@@ -62,24 +62,51 @@ class ExplorerWorker : public OneLane<ExplorerWorker> {
   bool peek(const Word* word, std::uint32_t& value);
   template <class To>
   void send_tagged(int n, To to, const std::byte* from, int words, const RowPart& part) {
-    for (int i = 0; i < n; ++i) {
-      Word* place = to(i);
-      for (int at = part.begin(words); place != nullptr && at < part.end(words); ++at) {
-        const std::uint32_t value = read(reinterpret_cast<const std::uint32_t*>(from) + at);
-        store_word(place + at, pack_word(epoch_, value), false);
-      }
+    const auto* values = reinterpret_cast<const std::uint32_t*>(from);
+    const auto shifted = [&](int i) { return shift(to(i), part.begin(words)); };
+    send_tagged_values(n, shifted, part.end(words) - part.begin(words), [&](int i) { return read(values + part.begin(words) + i); });
+  }
+  template <class To, class Value>
+  void send_tagged_values(int n, To to, int count, Value value) {
+    for (int d = 0; d < n; ++d) {
+      Word* place = to(d);
+      for (int i = 0; place != nullptr && i < count; ++i) store_word(place + i, pack_word(epoch_, value(i)), false);
     }
   }
-  bool take_tagged(std::byte* to, const Word* from, int words, const RowPart& part, const WordName& name) {
-    for (int at = part.begin(words); at < part.end(words); ++at) {
+  Taken take_tagged(std::byte* to, const TaggedRow& row, int words, const RowPart& part) {
+    const int first = part.begin(words);
+    return take_tagged_values(row, first, part.end(words) - first, [&](int i, std::uint32_t value) {
+      write(reinterpret_cast<std::uint32_t*>(to) + first + i, value);
+    });
+  }
+  template <class F>
+  Taken take_tagged_values(const TaggedRow& row, int first, int count, F f) {
+    if (!comes(row, first)) return Taken::none;
+    for (int i = 0; i < count; ++i) {
       std::uint32_t value = 0;
-      take_word(from + at, name, value);
-      write(reinterpret_cast<std::uint32_t*>(to) + at, value);
+      wait_for(row.words + first + i, row.name, 0, value, orders_nothing);
+      f(i, value);
     }
-    return true;
+    return Taken::here;
   }
-  bool take_word(const Word* word, const WordName& name, std::uint32_t& value) {
-    wait_for(word, name, 0, value, {.acquires = false, .any_tag = false, .epoch = 0});
+  template <class Rows>
+  bool reduce_tagged(bf16* out, int n, Rows rows, const SumFormat& format, const LastTerm& last, const RowPart& part) {
+    const int begin = part.begin(format.row.hidden) & ~1;  // a word has two values
+    const int end = part.last() ? format.row.hidden : part.end(format.row.hidden) & ~1;
+    std::vector<std::vector<std::uint32_t>> taken(static_cast<std::size_t>(n));
+    terms_.clear();
+    for (int i = 0; i < n; ++i) {
+      const TaggedRow row = rows(i);
+      if (row.words == nullptr) continue;
+      std::vector<std::uint32_t>& values = taken[static_cast<std::size_t>(i)];
+      values.resize(static_cast<std::size_t>(end - begin) / 2);
+      take_tagged_values(row, begin / 2, (end - begin) / 2,
+                         [&](int at, std::uint32_t value) { values[static_cast<std::size_t>(at)] = value; });
+      terms_.push_back({reinterpret_cast<const std::byte*>(values.data())});
+    }
+    SumFormat piece = format;
+    piece.row.hidden = end - begin;
+    sum_terms(out + begin, piece, {last.row == nullptr ? nullptr : last.row + begin, last.factor});
     return true;
   }
   Patience look();
@@ -110,9 +137,19 @@ class ExplorerWorker : public OneLane<ExplorerWorker> {
     std::uint32_t epoch = 0;  ///< 0: this call's
   };
   void wait_for(const Word* word, const WordName& name, std::uint32_t least, std::uint32_t& value, const Wait& how);
+  static constexpr Wait orders_nothing{.acquires = false, .any_tag = false, .epoch = 0};
   void store_word(Word* word, Word value, bool release);
 
  private:
+  static Word* shift(Word* words, int by) { return words == nullptr ? nullptr : words + by; }
+  /// As a warp looks at a row's words and at their count together: words that are seen need no count.
+  bool comes(const TaggedRow& row, int first) {
+    std::uint32_t value = 0;
+    if (row.count == nullptr || peek(row.words + first, value)) return true;
+    wait_for(row.count, row.name, 0, value, orders_nothing);
+    return announced_value(value) > row.number;
+  }
+
   struct Copy {
     std::uint32_t ticket = 0;
     void* to = nullptr;

@@ -16,7 +16,6 @@ class GatherExchange final : public HostExchange {
     weights_ = Array<float>(layout_.all_rows() * k);
     zeros_.resize(layout_.record_bytes());
     sums_.resize(layout_.record_bytes() * static_cast<std::size_t>(options.workers));
-    returned_ = Array<bf16>(static_cast<std::size_t>(tagged_.tokens * ranks()) * static_cast<std::size_t>(options.hidden));
     if (mode() == GatherMode::tensor_parallel) {
       own_rows_ = Array<std::byte>(layout_.all_rows() * layout_.wire.row_bytes());
       slice_ = Array<bf16>(layout_.all_rows() * static_cast<std::size_t>(options.hidden));
@@ -59,8 +58,7 @@ class GatherExchange final : public HostExchange {
     const ArrivedRouting routing{options_.topk, local_ids_.data(), weights_.data()};
     if (are_tagged()) {
       run(CallPart::dispatch_receive, [&](HostWorker& w) {
-        const std::int32_t* heard = gather_hear(w, layout_, counts_.data());
-        return heard != nullptr && gather_take_tagged(w, layout_, tagged_, block_, heard, placement_, routing);
+        return gather_take_tagged(w, layout_, tagged_, block_, input_, placement_, counts_.data(), routing);
       });
       return describe_arrival(workspace_.view().mine<std::byte>(layout_.record(0)), layout_.record_bytes());
     }
@@ -88,7 +86,7 @@ class GatherExchange final : public HostExchange {
     } else {
       run(CallPart::combine, [&](HostWorker& w) {
         if (are_tagged())
-          return gather_collect_tagged(w, layout_, tagged_, input_.tokens, returned_.data(), shared_rows(output), output.out);
+          return gather_collect_tagged(w, layout_, tagged_, input_.tokens, shared_rows(output), output.out);
         return gather_pull(w, layout_, static_cast<std::size_t>(first_), input_.tokens, shared_rows(output), output.out);
       });
       for (int d = 0; d < ranks(); ++d) count_rows(d, input_.tokens, layout_.returned.reported_bytes());
@@ -99,7 +97,7 @@ class GatherExchange final : public HostExchange {
  private:
   GatherMode mode() const { return options_.gather; }
   /// Do this call's rows travel as words? The same on all ranks: the step says so.
-  bool are_tagged() const { return mode() == GatherMode::padded && step_.max_tokens <= tagged_.tokens; }
+  bool are_tagged() const { return tagged_.takes(step_.max_tokens); }
 
   bool is_padding(int row) const {
     return mode() == GatherMode::padded && row % block_ >= counts_[static_cast<std::size_t>(row / block_)];
@@ -107,7 +105,7 @@ class GatherExchange final : public HostExchange {
 
   void run_send() {
     run(CallPart::dispatch_send, [this](HostWorker& w) {
-      if (are_tagged()) return gather_send_tagged(w, layout_, tagged_, input_);
+      if (are_tagged()) return gather_send_tagged(w, layout_, tagged_, block_, input_);
       return gather_send(w, layout_, static_cast<std::size_t>(first_), input_);
     });
   }
@@ -194,7 +192,6 @@ class GatherExchange final : public HostExchange {
 
   GatherLayout layout_;
   GatherTagged tagged_;
-  Array<bf16> returned_;  ///< [tagged tokens, ranks, H]
   Array<std::int32_t> counts_, local_ids_;
   Array<float> weights_;
   std::vector<std::byte> zeros_, sums_;
