@@ -204,33 +204,38 @@ class DeviceWay : public DeviceExchangeBase {
 
   void dispatch_send(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) override {
     take_inputs(inputs, step, stream);
-    launch(dispatch_kernel_, &parameters_, {true, false}, stream);
+    launch(dispatch_kernel(), &parameters_, {true, false}, stream);
   }
-  void dispatch_receive(DeviceStream stream) override { launch(dispatch_kernel_, &parameters_, {false, true}, stream); }
+  void dispatch_receive(DeviceStream stream) override { launch(dispatch_kernel(), &parameters_, {false, true}, stream); }
   void combine_send(std::span<const bf16* const> results, DeviceStream stream) override {
     take_results(results, stream);
-    launch(combine_kernel_, &parameters_, {true, false}, stream);
+    launch(combine_kernel(), &parameters_, {true, false}, stream);
   }
   void combine_receive(std::span<const DeviceOutput> outputs, DeviceStream stream) override {
     take_outputs(outputs, stream);
-    launch(combine_kernel_, &parameters_, {false, true}, stream);
+    launch(combine_kernel(), &parameters_, {false, true}, stream);
     share_outputs(stream);
   }
   void dispatch(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) override {
     take_inputs(inputs, step, stream);
-    launch(dispatch_kernel_, &parameters_, {}, stream);
+    launch(dispatch_kernel(), &parameters_, {}, stream);
   }
   void combine(std::span<const bf16* const> results, std::span<const DeviceOutput> outputs, DeviceStream stream) override {
     take_results(results, stream);
     take_outputs(outputs, stream);
-    bool in_place = true;  // then one CTA speaks at once for its rank, and all others only listen
+    // Then one CTA speaks at once for its rank, and all others only listen; other kernels send.
+    bool in_place = combine_kernel() == combine_kernel_;
     for (std::size_t i = 0; i < results.size(); ++i)
       in_place &= results[i] != nullptr && results[i] == result_rows(static_cast<int>(i));
-    launch(combine_kernel_, &parameters_, {true, true, in_place}, stream);
+    launch(combine_kernel(), &parameters_, {true, true, in_place}, stream);
     share_outputs(stream);
   }
 
  protected:
+  /// For the call at hand, whose inputs have been taken.
+  virtual const void* dispatch_kernel() const { return dispatch_kernel_; }
+  virtual const void* combine_kernel() const { return combine_kernel_; }
+
   Call parameters_;
   const void* dispatch_kernel_;
   const void* combine_kernel_;

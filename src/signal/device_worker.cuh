@@ -11,6 +11,7 @@
 #include "signal/device_numbers.cuh"
 #include "signal/device_rows.cuh"
 #include "signal/device_send.cuh"
+#include "signal/device_tagged.cuh"
 #include "signal/device_team.hpp"
 #include "signal/ptx.cuh"
 #include "signal/worker.hpp"
@@ -232,6 +233,30 @@ class DeviceWorker : public WarpNumbers, private BulkRing<mover == RowMover::bul
     }
     RowSum<plain>::sum(lane(), out, n, terms, format, last, part.begin(pieces) * row_piece_values, min(end, format.row.hidden));
   }
+  template <class To>
+  __device__ void send_tagged(int n, To to, const std::byte* from, int words, const RowPart& part) {
+    verb();
+    tagged().send(n, to, from, words, part);
+  }
+  template <class To, class Value>
+  __device__ void send_tagged_values(int n, To to, int count, Value value) {
+    verb();
+    tagged().send_values(n, to, count, value);
+  }
+  __device__ Taken take_tagged(std::byte* to, const TaggedRow& row, int words, const RowPart& part) {
+    verb();
+    return tagged().take(to, row, words, part);
+  }
+  template <class F>
+  __device__ Taken take_tagged_values(const TaggedRow& row, int first, int count, F f) {
+    verb();
+    return tagged().take_values(row, first, count, f);
+  }
+  template <class Rows>
+  __device__ bool reduce_tagged(bf16* out, int n, Rows rows, const SumFormat& format, const LastTerm& last, const RowPart& part) {
+    verb();
+    return tagged().sum(out, n, rows, format, last, part);
+  }
   /// Pieces are 512 values at least.
   __device__ int part_bits(int rows, int hidden) const {
     // Powers of two: of workers at most as many as there are, of rows at least.
@@ -361,10 +386,10 @@ class DeviceWorker : public WarpNumbers, private BulkRing<mover == RowMover::bul
       std::uint32_t found = 0;
       if (words != nullptr) fine = hear_squad(words, squad, name(i), found);
       // More squads than here: whoever looks for the last of ours looks for the others too.
-      for (int more = squads; fine && squad == squads - 1 && more < static_cast<int>(found >> value_bits); ++more)
+      for (int more = squads; fine && squad == squads - 1 && more < static_cast<int>(found >> announced_bits); ++more)
         fine = hear_squad(words, more, name(i), found);
       if (squad == 0 && mine != nullptr) {
-        const auto value = static_cast<std::int32_t>(found & ((1u << value_bits) - 1u));
+        const int value = announced_value(found);
         mine[i] = value;
         if (first_squad()) values[i] = value;
       }
@@ -457,14 +482,14 @@ class DeviceWorker : public WarpNumbers, private BulkRing<mover == RowMover::bul
     if constexpr (bulk) Ring::order();
   }
 
-  static constexpr int value_bits = 24;  ///< of an announcement; above them is how many squads speak
+  __device__ WarpTagged tagged() const { return {team_, heap_.rank, lane(), epoch_}; }
 
   template <class WordOf, class Value>
   __device__ void speak(int n, WordOf word, Value value, int squad, int squads) {
 #pragma unroll 1
     for (int i = lane(); i < n; i += lanes_of_warp) {
       Word* words = word(i);
-      const std::uint32_t said = static_cast<std::uint32_t>(value(i)) | static_cast<std::uint32_t>(squads) << value_bits;
+      const std::uint32_t said = static_cast<std::uint32_t>(value(i)) | static_cast<std::uint32_t>(squads) << announced_bits;
       if (words != nullptr) ptx::store_release_system(words + squad, pack_word(epoch_, said));
     }
     __syncwarp();
@@ -476,7 +501,7 @@ class DeviceWorker : public WarpNumbers, private BulkRing<mover == RowMover::bul
       const Word first = ptx::load_acquire_system(words);
       const Word own = squad == 0 ? first : ptx::load_acquire_system(words + squad);
       found = word_value(first);
-      if (word_tag(first) == epoch_ && (word_tag(own) == epoch_ || squad >= static_cast<int>(found >> value_bits))) return true;
+      if (word_tag(first) == epoch_ && (word_tag(own) == epoch_ || squad >= static_cast<int>(found >> announced_bits))) return true;
       if (look % 64 != 0) continue;
       since = go_on_waiting(team_, heap_.rank, since, name, pack_word(epoch_, 0), word_tag(first) == epoch_ ? own : first);
       if (since == 0) return false;

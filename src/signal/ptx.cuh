@@ -22,6 +22,19 @@ __device__ inline std::uint64_t load_relaxed_system(const std::uint64_t* address
   asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
   return value;
 }
+/// Two words side by side, aligned to both: one access of 16 bytes, of which each word by itself is whole.
+struct WordPair {
+  std::uint64_t first = 0;
+  std::uint64_t second = 0;
+};
+__device__ inline void store_relaxed_system(std::uint64_t* address, const WordPair& pair) {
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(pair.first), "l"(pair.second) : "memory");
+}
+__device__ inline WordPair load_pair_relaxed_system(const std::uint64_t* address) {
+  WordPair pair;
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(pair.first), "=l"(pair.second) : "l"(address) : "memory");
+  return pair;
+}
 __device__ inline std::uint64_t load_acquire_gpu(const std::uint64_t* address) {
   std::uint64_t value;
   asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");

@@ -51,6 +51,12 @@ std::vector<Way> ways() {
       way<WithAllGather<OneSidedTrip>, W>("one_sided_all_gather"),
   };
   for (Way& one : all) {
+    if (one.name == "gather_tagged") {  // for bf16 alone
+      one.make = [make = one.make](Problem problem) {
+        problem.wire = Wire::bf16;
+        return make(problem);
+      };
+    }
     one.polls = one.name == "normal";
     one.few_words =
         one.name == "low_latency" || one.name == "one_sided" || one.name == "elastic_rank" || one.name == "gather_padded";

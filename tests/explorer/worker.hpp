@@ -81,7 +81,7 @@ class ExplorerWorker : public OneLane<ExplorerWorker> {
   }
   template <class F>
   Taken take_tagged_values(const TaggedRow& row, int first, int count, F f) {
-    if (!comes(row, first)) return Taken::none;
+    if (!comes(row)) return Taken::none;
     for (int i = 0; i < count; ++i) {
       std::uint32_t value = 0;
       wait_for(row.words + first + i, row.name, 0, value, orders_nothing);
@@ -142,10 +142,11 @@ class ExplorerWorker : public OneLane<ExplorerWorker> {
 
  private:
   static Word* shift(Word* words, int by) { return words == nullptr ? nullptr : words + by; }
-  /// As a warp looks at a row's words and at their count together: words that are seen need no count.
-  bool comes(const TaggedRow& row, int first) {
+  /// A warp looks at a row's words and at their count together. Here the count is waited for first, which orders nothing either:
+  /// what the worker does then stays on its rank until the launch ends, so nothing is lost, and there are far fewer schedules.
+  bool comes(const TaggedRow& row) {
     std::uint32_t value = 0;
-    if (row.count == nullptr || peek(row.words + first, value)) return true;
+    if (row.count == nullptr) return true;
     wait_for(row.count, row.name, 0, value, orders_nothing);
     return announced_value(value) > row.number;
   }

@@ -1,21 +1,9 @@
 #include "exchange/cuda_counters.cuh"
-#include "exchange/gather/protocol.hpp"
+#include "exchange/gather/cuda_call.hpp"
 
 namespace heddle {
 
 namespace {
-
-struct GatherCall : DeviceCall {
-  GatherLayout layout;
-  GatherMode mode = GatherMode::padded;
-  // Scratch of the first local rank.
-  std::int32_t* counts = nullptr;  ///< [ranks]
-  ArrivedRouting routing;
-  const std::byte* zeros = nullptr;  ///< a record
-  std::byte* sums = nullptr;         ///< a record a worker
-  std::byte* own_rows = nullptr;     ///< tensor_parallel: [ranks * cap] wire rows
-  bf16* slices = nullptr;            ///< tensor_parallel: [ranks * cap, H], sums of this rank's slice of the batch
-};
 
 /// Where this rank's rows begin, and how many there are in all.
 struct Span {
@@ -131,7 +119,12 @@ class DeviceGather final : public DeviceWay<GatherCall> {
                   {gather_dispatch<RowMover::any>, gather_dispatch<RowMover::plain>, gather_dispatch<RowMover::bulk>},
                   {gather_combine<RowMover::any>, gather_combine<RowMover::plain>, gather_combine<RowMover::bulk>}) {
     parameters_.layout = make_layout<GatherLayout>(options, areas());
+    parameters_.tagged = tagged_of(options, memory, ranks());
     parameters_.mode = options.gather;
+    if (options.tagged_tokens > 0) {
+      prepare(tagged_gather_dispatch());
+      prepare(tagged_gather_combine());
+    }
     const GatherLayout& layout = parameters_.layout;
     const std::size_t pairs = layout.all_rows() * static_cast<std::size_t>(options.topk);
     ScratchPlan plan;
@@ -177,12 +170,18 @@ class DeviceGather final : public DeviceWay<GatherCall> {
     return arrived;
   }
 
+  const void* dispatch_kernel() const override { return are_tagged() ? tagged_gather_dispatch() : DeviceWay::dispatch_kernel(); }
+  const void* combine_kernel() const override { return are_tagged() ? tagged_gather_combine() : DeviceWay::combine_kernel(); }
+
   bf16* result_rows(int local) const override {
     if (options_.combine_wire != Wire::bf16) return nullptr;
     return workspace_.view(gpu_).at<bf16>(rank_of(local), parameters_.layout.partial(0));
   }
 
  private:
+  /// Do the rows of the call at hand travel as words?
+  bool are_tagged() const { return parameters_.tagged.takes(call_.max_tokens); }
+
   std::size_t local_ids_ = 0, weights_ = 0, own_rows_ = 0;
 };
 
