@@ -80,6 +80,10 @@ TEST(ExplorerMutants, Squads) {
   expect_bugs_of_squads<GatherTrip<Gathering::padded>>();
 }
 
+TEST(ExplorerMutants, TaggedRows) {
+  expect_bug<TaggedGatherTrip, TagsNotLookedAt>("tags that nobody looks at", {}, {"wrong data", "wrong data"});
+}
+
 TEST(ExplorerMutants, SlotReusedByTheNextCall) {
   // Blocks of two rows, then of one: row 1 is first rank 0's own, then rank 1's.
   Problem problem;

@@ -134,6 +134,12 @@ class StaleEpoch : public ExplorerWorker {
   }
 };
 
+/// Words of rows are taken whatever their tag: those of an earlier call look like rows.
+class TagsNotLookedAt : public ExplorerWorker {
+ public:
+  TagsNotLookedAt(Machine& machine, int rank, int index) : ExplorerWorker(machine, rank, index) { tagged_wait_.any_tag = true; }
+};
+
 /// A rank's workers do not meet before one of them speaks for all.
 class NoTeamBarrier : public ExplorerWorker {
  public:

@@ -84,7 +84,7 @@ class ExplorerWorker : public OneLane<ExplorerWorker> {
     if (!comes(row)) return Taken::none;
     for (int i = 0; i < count; ++i) {
       std::uint32_t value = 0;
-      wait_for(row.words + first + i, row.name, 0, value, orders_nothing);
+      wait_for(row.words + first + i, row.name, 0, value, tagged_wait_);
       f(i, value);
     }
     return Taken::here;
@@ -138,6 +138,7 @@ class ExplorerWorker : public OneLane<ExplorerWorker> {
   };
   void wait_for(const Word* word, const WordName& name, std::uint32_t least, std::uint32_t& value, const Wait& how);
   static constexpr Wait orders_nothing{.acquires = false, .any_tag = false, .epoch = 0};
+  Wait tagged_wait_ = orders_nothing;  ///< for the words of rows
   void store_word(Word* word, Word value, bool release);
 
  private:

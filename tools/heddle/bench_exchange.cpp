@@ -50,6 +50,12 @@ void add_how(CLI::App& command, BenchArguments& a) {
       ->delimiter(',')
       ->group(how)
       ->capture_default_str();
+  command
+      .add_option("--tagged", a.tagged,
+                  "most tokens of gather in bf16 whose rows travel with the flag beside the data (0: none); several are measured in turn")
+      ->delimiter(',')
+      ->group(how)
+      ->capture_default_str();
   command.add_option("--replays", a.replays, "samples")->group(how)->capture_default_str()->check(CLI::PositiveNumber);
   command.add_option("--round-trips", a.round_trips, "round trips a replay")
       ->group(how)
@@ -96,6 +102,9 @@ void check_arguments(const BenchArguments& a) {
   positive("--hidden", a.hidden);
   for (const int bytes : a.bulk) {
     if (bytes < 0) throw InputError(fmt::format("--bulk {}: 0 for no bulk copies, or the least bytes of a row", bytes));
+  }
+  for (const int tokens : a.tagged) {
+    if (tokens < 0) throw InputError(fmt::format("--tagged {}: 0 for no tagged rows, or the most tokens that travel so", tokens));
   }
   if (!a.sweep.empty()) positive("--sms-sweep", a.sweep);
   if (!a.overlap.empty()) positive("--overlap", a.overlap);

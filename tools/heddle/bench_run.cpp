@@ -23,8 +23,8 @@ const std::map<std::string, Way> own_ways{{"gather", Way::gather},
 
 std::string label_of(const Row& row) {
   const Configuration& c = row.configuration;
-  return fmt::format("{:<12} {:<5} {:<5} {:>6} {:>5}", row.way, word_of(wires, c.wire), word_of(wires, c.combine_wire), c.tokens,
-                     c.bulk);
+  return fmt::format("{:<12} {:<5} {:<5} {:>6} {:>5} {:>6}", row.way, word_of(wires, c.wire), word_of(wires, c.combine_wire), c.tokens,
+                     c.bulk, c.tagged);
 }
 
 void print_line(const std::string& line) {
@@ -47,8 +47,8 @@ void print_times(const std::string& label, const Json& entry, const std::string&
 }
 
 void print_title(int hidden) {
-  print_line(fmt::format("\nhidden {}\n{:<12} {:<5} {:<5} {:>6} {:>5} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6} {:>8} {:>6}",
-                         hidden, "way", "wire", "back", "tokens", "bulk", "median", "least", "most", "dispatch", "combine",
+  print_line(fmt::format("\nhidden {}\n{:<12} {:<5} {:<5} {:>6} {:>5} {:>6} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6} {:>8} {:>6}",
+                         hidden, "way", "wire", "back", "tokens", "bulk", "tagged", "median", "least", "most", "dispatch", "combine",
                          "remote MB", "local MB", "link", "floor", "times"));
 }
 
@@ -75,7 +75,8 @@ Json Run::entry_of(const Batch& batch, const Row& row) const {
           {"hidden", batch.hidden()},
           {"tokens", c.tokens},
           {"sms", c.sms},
-          {"bulk_bytes", c.bulk}};
+          {"bulk_bytes", c.bulk},
+          {"tagged_tokens", c.tagged}};
 }
 
 void Run::add_times(Json& entry, const Times& times, const Traffic& traffic) const {
@@ -128,9 +129,13 @@ std::vector<Row> Run::rows(const std::vector<std::string>& ways) const {
         for (const int tokens : a_.tokens) {
           for (const int bulk : a_.bulk) {
             if (bulk > 0 && !any_bf16) continue;  // nothing goes by bulk copies
-            all.push_back({way_name,
-                           {way, value_of(wires, "--wire", wire), value_of(wires, "--combine-wire", back), default_layout(way),
-                            tokens, a_.experts, a_.sms, bulk, nullptr}});
+            for (const int tagged : a_.tagged) {
+              const bool any_tagged = way == Way::gather && wire == "bf16" && back == "bf16" && tokens <= tagged;
+              if (tagged > 0 && !any_tagged) continue;  // nothing travels tagged
+              all.push_back({way_name,
+                             {way, value_of(wires, "--wire", wire), value_of(wires, "--combine-wire", back), default_layout(way),
+                              tokens, a_.experts, a_.sms, bulk, tagged, nullptr}});
+            }
           }
         }
       }
@@ -212,7 +217,7 @@ void Run::nccl(Batch& batch) {
     for (const int tokens : a_.tokens) nccl_round_trip(batch, tokens);
   }
   for (Row row : wants("gather_nccl") ? rows({"gather"}) : std::vector<Row>{}) {
-    if (row.configuration.bulk > 0) continue;
+    if (row.configuration.bulk > 0 || row.configuration.tagged > 0) continue;
     row.way = "gather_nccl";
     row.configuration.nccl = communicators_;
     if (communicators_ != nullptr) {

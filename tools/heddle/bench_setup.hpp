@@ -21,6 +21,7 @@ struct Configuration {
   int experts = 0;
   int sms = 0;                              ///< 0: by the library's rule
   int bulk = 0;                             ///< DeviceExchangeOptions::bulk_bytes
+  int tagged = 0;                           ///< ExchangeOptions::tagged_tokens
   std::shared_ptr<NcclCommunicators> nccl;  ///< gather by NCCL; null: own kernels
 };
 
