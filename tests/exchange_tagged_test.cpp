@@ -2,7 +2,6 @@
 // exchanges of other sizes in one place, refusals, and a rank that does not come.
 #include <gtest/gtest.h>
 
-
 #include "exchange_support.hpp"
 #include "exchange_trip.hpp"
 #include "ranks.hpp"
@@ -116,7 +115,8 @@ TEST(TaggedGather, AMissingRankIsNamed) {
           ADD_FAILURE() << "rank 0 came through a call without rank 1";
         } catch (const FaultError& error) {
           const std::string text = error.what();
-          EXPECT_NE(text.find(from_combine ? "flag of the partial sums from rank 1" : "arrival flag from rank 1"), std::string::npos)
+          EXPECT_NE(text.find(from_combine ? "flag of the partial sums from rank 1" : "arrival flag from rank 1"),
+                    std::string::npos)
               << text;
         }
       } else if (from_combine) {

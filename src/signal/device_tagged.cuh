@@ -19,9 +19,9 @@ namespace heddle {
 struct WarpTagged {
   static constexpr int lanes_of_warp = 32;
   static constexpr unsigned all_lanes = 0xFFFFFFFFu;
-  static constexpr int values_a_word = 2;                                  ///< bf16
-  static constexpr int piece_words = row_piece_values / values_a_word;     ///< what rows are divided by
-  static constexpr int pairs_a_lane = piece_words / (2 * lanes_of_warp);   ///< of a piece
+  static constexpr int values_a_word = 2;                                 ///< bf16
+  static constexpr int piece_words = row_piece_values / values_a_word;    ///< what rows are divided by
+  static constexpr int pairs_a_lane = piece_words / (2 * lanes_of_warp);  ///< of a piece
   static constexpr std::uint32_t looks_between_clocks = 64;
 
   const DeviceTeam& team;
@@ -49,7 +49,8 @@ struct WarpTagged {
 #pragma unroll
         for (int j = 0; j < pairs_a_lane; ++j) {
           if (at + 2 * lanes_of_warp * j < end)
-            ptx::store_relaxed_system(place + at + 2 * lanes_of_warp * j, {pack_word(epoch, data[j].x), pack_word(epoch, data[j].y)});
+            ptx::store_relaxed_system(place + at + 2 * lanes_of_warp * j,
+                                      {pack_word(epoch, data[j].x), pack_word(epoch, data[j].y)});
         }
       }
     }
@@ -88,7 +89,8 @@ struct WarpTagged {
 #pragma unroll
       for (int j = 0; j < pairs_a_lane; ++j) {
         if (at + 2 * lanes_of_warp * j < end)
-          reinterpret_cast<uint2*>(to)[at / 2 + lanes_of_warp * j] = make_uint2(word_value(found[j].first), word_value(found[j].second));
+          reinterpret_cast<uint2*>(to)[at / 2 + lanes_of_warp * j] =
+              make_uint2(word_value(found[j].first), word_value(found[j].second));
       }
     }
     return Taken::here;
@@ -183,9 +185,7 @@ struct WarpTagged {
       }
       return missing;
     };
-    const auto name = [&](int lane_of_row) {
-      return rows(first + __shfl_sync(all_lanes, missing_row, lane_of_row)).name;
-    };
+    const auto name = [&](int lane_of_row) { return rows(first + __shfl_sync(all_lanes, missing_row, lane_of_row)).name; };
     if (!wait_for(look, name, nullptr, 0)) return false;
 #pragma unroll
     for (int j = 0; j < ahead; ++j) {

@@ -96,8 +96,7 @@ class HostWorker : public OneLane<HostWorker> {
     for (int d = 0; d < n; ++d) {
       Word* place = to(d);
       if (place == nullptr) continue;
-      for (int i = 0; i < count; ++i)
-        std::atomic_ref<Word>(place[i]).store(pack_word(epoch_, value(i)), std::memory_order_relaxed);
+      for (int i = 0; i < count; ++i) std::atomic_ref<Word>(place[i]).store(pack_word(epoch_, value(i)), std::memory_order_relaxed);
       ring(*team_.heap.at<HeapHeader>(team_.heap.owner(place), 0));
     }
   }

@@ -36,8 +36,8 @@ struct SumTerm {
   float weight = 1.0f;
 };
 
-/// A row that comes as words with this call's tag (null: it is not waited for). `count`, unless null, is the word of an announcement
-/// that tells how many rows come; this one is row `number` of them.
+/// A row that comes as words with this call's tag (null: it is not waited for). `count`, unless null, is the word of an
+/// announcement that tells how many rows come; this one is row `number` of them.
 struct TaggedRow {
   const Word* words = nullptr;
   const Word* count = nullptr;

@@ -64,7 +64,8 @@ class ExplorerWorker : public OneLane<ExplorerWorker> {
   void send_tagged(int n, To to, const std::byte* from, int words, const RowPart& part) {
     const auto* values = reinterpret_cast<const std::uint32_t*>(from);
     const auto shifted = [&](int i) { return shift(to(i), part.begin(words)); };
-    send_tagged_values(n, shifted, part.end(words) - part.begin(words), [&](int i) { return read(values + part.begin(words) + i); });
+    send_tagged_values(n, shifted, part.end(words) - part.begin(words),
+                       [&](int i) { return read(values + part.begin(words) + i); });
   }
   template <class To, class Value>
   void send_tagged_values(int n, To to, int count, Value value) {
@@ -75,9 +76,8 @@ class ExplorerWorker : public OneLane<ExplorerWorker> {
   }
   Taken take_tagged(std::byte* to, const TaggedRow& row, int words, const RowPart& part) {
     const int first = part.begin(words);
-    return take_tagged_values(row, first, part.end(words) - first, [&](int i, std::uint32_t value) {
-      write(reinterpret_cast<std::uint32_t*>(to) + first + i, value);
-    });
+    return take_tagged_values(row, first, part.end(words) - first,
+                              [&](int i, std::uint32_t value) { write(reinterpret_cast<std::uint32_t*>(to) + first + i, value); });
   }
   template <class F>
   Taken take_tagged_values(const TaggedRow& row, int first, int count, F f) {

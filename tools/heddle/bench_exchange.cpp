@@ -51,8 +51,9 @@ void add_how(CLI::App& command, BenchArguments& a) {
       ->group(how)
       ->capture_default_str();
   command
-      .add_option("--tagged", a.tagged,
-                  "most tokens of gather in bf16 whose rows travel with the flag beside the data (0: none); several are measured in turn")
+      .add_option(
+          "--tagged", a.tagged,
+          "most tokens of gather in bf16 whose rows travel with the flag beside the data (0: none); several are measured in turn")
       ->delimiter(',')
       ->group(how)
       ->capture_default_str();

@@ -23,8 +23,8 @@ const std::map<std::string, Way> own_ways{{"gather", Way::gather},
 
 std::string label_of(const Row& row) {
   const Configuration& c = row.configuration;
-  return fmt::format("{:<12} {:<5} {:<5} {:>6} {:>5} {:>6}", row.way, word_of(wires, c.wire), word_of(wires, c.combine_wire), c.tokens,
-                     c.bulk, c.tagged);
+  return fmt::format("{:<12} {:<5} {:<5} {:>6} {:>5} {:>6}", row.way, word_of(wires, c.wire), word_of(wires, c.combine_wire),
+                     c.tokens, c.bulk, c.tagged);
 }
 
 void print_line(const std::string& line) {
@@ -47,9 +47,10 @@ void print_times(const std::string& label, const Json& entry, const std::string&
 }
 
 void print_title(int hidden) {
-  print_line(fmt::format("\nhidden {}\n{:<12} {:<5} {:<5} {:>6} {:>5} {:>6} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6} {:>8} {:>6}",
-                         hidden, "way", "wire", "back", "tokens", "bulk", "tagged", "median", "least", "most", "dispatch", "combine",
-                         "remote MB", "local MB", "link", "floor", "times"));
+  print_line(
+      fmt::format("\nhidden {}\n{:<12} {:<5} {:<5} {:>6} {:>5} {:>6} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6} {:>8} {:>6}",
+                  hidden, "way", "wire", "back", "tokens", "bulk", "tagged", "median", "least", "most", "dispatch", "combine",
+                  "remote MB", "local MB", "link", "floor", "times"));
 }
 
 }  // namespace

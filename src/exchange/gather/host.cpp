@@ -8,7 +8,8 @@ namespace {
 class GatherExchange final : public HostExchange {
  public:
   GatherExchange(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory)
-      : HostExchange(workspace, options, memory), layout_(make_layout<GatherLayout>(options, areas_of(memory, ranks()))),
+      : HostExchange(workspace, options, memory),
+        layout_(make_layout<GatherLayout>(options, areas_of(memory, ranks()))),
         tagged_(tagged_of(options, memory, ranks())) {
     const auto k = static_cast<std::size_t>(options.topk);
     counts_ = Array<std::int32_t>(static_cast<std::size_t>(ranks()));
@@ -85,8 +86,7 @@ class GatherExchange final : public HostExchange {
       share_sums(output);
     } else {
       run(CallPart::combine, [&](HostWorker& w) {
-        if (are_tagged())
-          return gather_collect_tagged(w, layout_, tagged_, input_.tokens, shared_rows(output), output.out);
+        if (are_tagged()) return gather_collect_tagged(w, layout_, tagged_, input_.tokens, shared_rows(output), output.out);
         return gather_pull(w, layout_, static_cast<std::size_t>(first_), input_.tokens, shared_rows(output), output.out);
       });
       for (int d = 0; d < ranks(); ++d) count_rows(d, input_.tokens, layout_.returned.reported_bytes());
