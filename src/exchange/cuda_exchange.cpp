@@ -270,6 +270,8 @@ std::unique_ptr<DeviceExchange> create_device_exchange(DeviceWorkspace& workspac
     throw InputError("counters with NCCL: its kernels count nothing; leave DeviceExchangeOptions::counters or nccl out");
   if (device.nccl != nullptr && device.bulk_bytes != 0)
     throw InputError("bulk copies with NCCL: its kernels move the rows; leave DeviceExchangeOptions::bulk_bytes or nccl out");
+  if (device.nccl != nullptr && options.tagged_tokens != 0)
+    throw InputError("tagged rows with NCCL: its kernels move the rows; leave ExchangeOptions::tagged_tokens or nccl out");
   if (device.nccl != nullptr) return create_device_gather_by_nccl(workspace, gpu, options, device);
   switch (options.way) {
     case Way::gather:
