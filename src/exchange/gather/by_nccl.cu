@@ -9,7 +9,7 @@ namespace {
 constexpr int threads = 256;
 constexpr int warps_a_cta = threads / 32;
 
-using Packer = DeviceWorker<false>;
+using Packer = DeviceWorker<RowMover::any>;
 
 __device__ std::int32_t* ids_of(std::byte* record, const NcclGather& call) {
   return reinterpret_cast<std::int32_t*>(record + call.wire.row_bytes());
