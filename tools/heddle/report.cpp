@@ -64,6 +64,7 @@ Json configuration_of(const Inputs& inputs, const LayerOptions& options, const J
             {"tensor_parallel", options.tensor_parallel},
             {"expert_slices", options.expert_slices},
             {"shared", inputs.source.shared ? word_of(shared_modes, options.shared) : "none"},
+            {"shared_weights", inputs.source.shared ? Json(word_of(kinds, inputs.source.shared->weights.gate.kind)) : Json(nullptr)},
             {"workers", options.workers},
             {"deadline_ms", inputs.deadline_ms}};
   if (inputs.gpus > 0) {
