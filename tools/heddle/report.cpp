@@ -64,13 +64,13 @@ Json configuration_of(const Inputs& inputs, const LayerOptions& options, const J
             {"tensor_parallel", options.tensor_parallel},
             {"expert_slices", options.expert_slices},
             {"shared", inputs.source.shared ? word_of(shared_modes, options.shared) : "none"},
-            {"shared_weights", inputs.source.shared ? Json(word_of(kinds, inputs.source.shared->weights.gate.kind)) : Json(nullptr)},
             {"workers", options.workers},
             {"deadline_ms", inputs.deadline_ms}};
   if (inputs.gpus > 0) {
     json["gpus"] = inputs.gpus;
     json["experts_engine"] = inputs.host_experts ? "host" : "cuda";
   }
+  json["shared_weights"] = inputs.source.shared ? Json(word_of(kinds, inputs.source.shared->weights.gate.kind)) : Json(nullptr);
   json["clamp"] = options.clamp ? Json(*options.clamp) : Json(nullptr);
   json["notes"] = inputs.notes;
   return json;
