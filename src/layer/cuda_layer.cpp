@@ -44,7 +44,7 @@ struct DeviceLayer::Impl {
 
   void begin(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream);
   void end(std::span<bf16* const> outputs, DeviceStream stream);
-  std::vector<DeviceInput> own_slices(std::span<const DeviceInput> inputs, int tokens, DeviceStream stream);
+  std::vector<DeviceInput> own_slices(std::span<const DeviceInput> inputs, DeviceStream stream);
   std::vector<const bf16*> run_experts(DeviceStream stream);
   std::vector<DeviceOutput> places_of(std::span<bf16* const> outputs) const;
   void give_up(DeviceStream stream);
@@ -55,10 +55,8 @@ struct DeviceLayer::Impl {
   int device() const { return workspace.device(gpu); }
   int local_ranks() const { return workspace.ranks_on(gpu); }
   int rank_of(int local) const { return workspace.first_rank(gpu) + local; }
-  /// Where this rank's slice of a batch that every rank has begins.
-  int slice_begin(int tokens, int rank) const {
-    return static_cast<int>(static_cast<long long>(tokens) * rank / workspace.ranks());
-  }
+  /// Where a rank's slice of this call's batch begins.
+  int first_token(int rank) const { return slice_begin(batch.max_tokens, rank, workspace.ranks()); }
   bf16* slice_outputs(int local) const {
     return slice_out.data() + static_cast<std::size_t>(local) * static_cast<std::size_t>(settings.cap) * hidden;
   }
@@ -68,9 +66,9 @@ struct DeviceLayer::Impl {
   ExchangeOptions settings;
   std::size_t hidden;
   int topk;
-  bool host_waits;  ///< for counts, in the receiving half of dispatch
-  bool gathers;     ///< gather under tensor-parallel attention: every rank has the whole batch
-  bool slices;      ///< tensor-parallel attention by another way: each rank keeps its slice of the batch
+  bool host_waits;    ///< for counts, in the receiving half of dispatch
+  bool gathers;       ///< gather under tensor-parallel attention: every rank has the whole batch
+  bool slices_batch;  ///< tensor-parallel attention by another way: each rank keeps its slice of the batch
   bool wants_times;
   bool timed = false;  ///< this call
   Step batch;          ///< of this call, as given
@@ -78,9 +76,9 @@ struct DeviceLayer::Impl {
   std::unique_ptr<DeviceExchange> exchange;
   std::vector<RankExperts> experts;  ///< a local rank
   std::unique_ptr<SharedExpertStream> shared;
-  DeviceArray<int> slice_tokens;  ///< [local ranks]
-  DeviceArray<bf16> slice_out;    ///< [local ranks, cap, H]
-  std::vector<DeviceEvent> marks;
+  DeviceArray<int> slice_tokens;   ///< [local ranks]
+  DeviceArray<bf16> slice_out;     ///< [local ranks, cap, H]
+  std::vector<DeviceEvent> marks;  ///< before dispatch, experts and combine, and behind it
 };
 
 DeviceLayer::Impl::Impl(DeviceWorkspace& of, std::size_t number, const ExchangeMemory& memory,
@@ -93,7 +91,7 @@ DeviceLayer::Impl::Impl(DeviceWorkspace& of, std::size_t number, const ExchangeM
       topk(settings.topk),
       host_waits(settings.way == Way::normal || (settings.way == Way::elastic && settings.cpu_sync)),
       gathers(settings.way == Way::gather && settings.gather == GatherMode::tensor_parallel),
-      slices(options.tensor_parallel && !gathers),
+      slices_batch(options.tensor_parallel && !gathers),
       wants_times(device_options.timed) {
   const cuda::DeviceScope scope(device());
   prepare_layer_kernels();
@@ -108,20 +106,14 @@ DeviceLayer::Impl::Impl(DeviceWorkspace& of, std::size_t number, const ExchangeM
     shared = std::make_unique<SharedExpertStream>(device(), first, options, local_ranks(), most_tokens, device_options);
   }
   const auto locals = static_cast<std::size_t>(local_ranks());
-  if (slices) {
+  if (slices_batch) {
     slice_tokens = DeviceArray<int>(device(), locals);
     slice_out = DeviceArray<bf16>(device(), locals * static_cast<std::size_t>(settings.cap) * hidden);
   }
   for (int i = 0; i < 4; ++i) marks.emplace_back(true);
 }
 
-std::vector<DeviceInput> DeviceLayer::Impl::own_slices(std::span<const DeviceInput> inputs, int tokens, DeviceStream stream) {
-  const int most = (tokens + workspace.ranks() - 1) / workspace.ranks();
-  if (most > settings.cap) {
-    throw InputError(fmt::format(
-        "a batch of {} tokens is up to {} for each of {} ranks, the cap is {}; create the layer with a cap of at least {}", tokens,
-        most, workspace.ranks(), settings.cap, most));
-  }
+std::vector<DeviceInput> DeviceLayer::Impl::own_slices(std::span<const DeviceInput> inputs, DeviceStream stream) {
   static_assert(NumbersCall::most >= max_local_ranks);
   NumbersCall numbers;
   numbers.to = slice_tokens.data();
@@ -129,10 +121,10 @@ std::vector<DeviceInput> DeviceLayer::Impl::own_slices(std::span<const DeviceInp
   std::vector<DeviceInput> own(inputs.begin(), inputs.end());
   for (std::size_t i = 0; i < own.size(); ++i) {
     const int rank = rank_of(static_cast<int>(i));
-    const auto first = static_cast<std::size_t>(slice_begin(tokens, rank));
-    numbers.values[i] = slice_begin(tokens, rank + 1) - slice_begin(tokens, rank);
+    const auto first = static_cast<std::size_t>(first_token(rank));
+    numbers.values[i] = first_token(rank + 1) - first_token(rank);
     own[i].tokens = slice_tokens.data() + i;
-    if (tokens == 0) continue;  // there may be no arrays
+    if (batch.max_tokens == 0) continue;  // there may be no arrays
     own[i].hidden += first * hidden;
     own[i].ids += first * static_cast<std::size_t>(topk);
     own[i].weights += first * static_cast<std::size_t>(topk);
@@ -150,9 +142,9 @@ void DeviceLayer::Impl::begin(std::span<const DeviceInput> inputs, const Step& g
   timed = wants_times && !is_captured(stream);
   mark(marks[0], stream);
   std::vector<DeviceInput> own(inputs.begin(), inputs.end());
-  if (slices) {
-    own = own_slices(inputs, given.max_tokens, stream);
-    step.max_tokens = (given.max_tokens + workspace.ranks() - 1) / workspace.ranks();
+  if (slices_batch) {
+    step.max_tokens = longest_slice(given.max_tokens, workspace.ranks(), settings.cap);
+    own = own_slices(inputs, stream);
   }
   if (shared != nullptr) shared->fork(stream);
   // First, so that it finds free SMs: its peers wait for it.
@@ -177,7 +169,7 @@ std::vector<const bf16*> DeviceLayer::Impl::run_experts(DeviceStream stream) {
   for (int local = 0; local < local_ranks(); ++local) {
     RankExperts& mine = experts[static_cast<std::size_t>(local)];
     if (!workspace.live()[static_cast<std::size_t>(rank_of(local))]) {
-      results.push_back(nullptr);  // a masked rank: what lies there is of an earlier call
+      results.push_back(exchange->result_rows(local));  // masked: what lies there is of an earlier call, and nobody reads it
       continue;
     }
     results.push_back(mine.run(exchange->arrived(local), exchange->result_rows(local), expected, stream));
@@ -193,10 +185,10 @@ std::vector<DeviceOutput> DeviceLayer::Impl::places_of(std::span<bf16* const> ou
     if (shared != nullptr) shared->add_to(place, local);
     if (gathers) {
       place.all_out = outputs[i];
-    } else if (slices) {
+    } else if (slices_batch) {
       place.out = slice_outputs(local);
       place.all_out = batch.max_tokens > 0 ? outputs[i] : nullptr;
-      place.first = slice_begin(batch.max_tokens, rank_of(local));
+      place.first = first_token(rank_of(local));
       place.all_tokens = batch.max_tokens;
     } else {
       place.out = outputs[i];
@@ -286,7 +278,7 @@ std::size_t DeviceLayer::weight_bytes() const {
 std::size_t DeviceLayer::buffer_bytes() const {
   std::size_t bytes = impl_->shared != nullptr ? impl_->shared->buffer_bytes() : 0;
   for (const RankExperts& mine : impl_->experts) bytes += mine.buffer_bytes();
-  if (!impl_->slices) return bytes;
+  if (!impl_->slices_batch) return bytes;
   const auto rows = static_cast<std::size_t>(impl_->local_ranks()) * static_cast<std::size_t>(impl_->settings.cap);
   return bytes + rows * impl_->hidden * sizeof(bf16);
 }

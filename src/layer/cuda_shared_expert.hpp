@@ -1,8 +1,8 @@
 // The shared expert on a second stream of a GPU, beside the exchange and the routed experts.
 #pragma once
 
-#include <optional>
-#include <vector>
+#include <span>
+#include <utility>
 
 #include "exchange/cuda_exchange.hpp"
 #include "heddle/device_layer.hpp"

@@ -253,13 +253,7 @@ void MoeLayer::Impl::check_batch(const LayerInput& input, const Step& step, cons
     throw InputError(fmt::format("rank {} has no memory for the outputs of its {} tokens", rank, input.tokens));
   }
   if (!options.tensor_parallel) return;
-  const int ranks = weights.placement.ranks();
-  const int slice = (step.max_tokens + ranks - 1) / ranks;
-  if (slice > options.cap) {
-    throw InputError(fmt::format(
-        "a batch of {} tokens is up to {} for each of {} ranks, the cap is {}; create the layer with a cap of at least {}",
-        step.max_tokens, slice, ranks, options.cap, slice));
-  }
+  longest_slice(step.max_tokens, weights.placement.ranks(), options.cap);
   if (input.tokens == step.max_tokens) return;
   seat.refuse(static_cast<std::uint64_t>(step.max_tokens), static_cast<std::uint64_t>(input.tokens));
   throw InputError(
@@ -286,10 +280,9 @@ void MoeLayer::Impl::forward(const LayerInput& input, const Step& step, bf16* ou
   check_batch(input, step, out);
   const bool slice = options.tensor_parallel && exchange_settings.gather != GatherMode::tensor_parallel;
   const int ranks = weights.placement.ranks();
-  const auto slice_begin = [&](int r) { return static_cast<int>(static_cast<long long>(input.tokens) * r / ranks); };
-  const int first = slice ? slice_begin(rank) : 0;
-  const LayerInput own = own_part(input, first, slice ? slice_begin(rank + 1) : input.tokens);
-  const Step own_step{slice ? (step.max_tokens + ranks - 1) / ranks : step.max_tokens, step.phase};
+  const int first = slice ? slice_begin(input.tokens, rank, ranks) : 0;
+  const LayerInput own = own_part(input, first, slice ? slice_begin(input.tokens, rank + 1, ranks) : input.tokens);
+  const Step own_step{slice ? longest_slice(step.max_tokens, ranks, options.cap) : step.max_tokens, step.phase};
   const Arrived arrived = exchange.dispatch({own.tokens, own.hidden, own.ids, own.weights, {}}, own_step);
   report.regroup.seconds = arrived.regroup_seconds;
   report.dispatch.seconds = watch.lap() - arrived.regroup_seconds;

@@ -1,5 +1,7 @@
 #include "layer/layer_kernels.cuh"
 
+#include <algorithm>
+
 #include "group/cuda_driver.hpp"
 
 namespace heddle {
@@ -19,8 +21,7 @@ void launch(void (*kernel)(const Call), const Call& call, dim3 grid, int block, 
 /// CTAs for so many items of a warp, four a SM at most.
 unsigned ctas_for(long long items, int sms) {
   const long long wanted = (items + warps_a_cta - 1) / warps_a_cta;
-  const long long most = 4LL * sms;
-  return static_cast<unsigned>(wanted < 1 ? 1 : wanted < most ? wanted : most);
+  return static_cast<unsigned>(std::clamp(wanted, 1LL, 4LL * sms));
 }
 
 }  // namespace

@@ -81,6 +81,14 @@ ExchangeOptions exchange_options(const LayerWeights& weights, const LayerOptions
   return exchange;
 }
 
+int longest_slice(int tokens, int ranks, int cap) {
+  const int longest = (tokens + ranks - 1) / ranks;
+  if (longest <= cap) return longest;
+  throw InputError(fmt::format(
+      "a batch of {} tokens is up to {} for each of {} ranks, the cap is {}; create the layer with a cap of at least {}", tokens,
+      longest, ranks, cap, longest));
+}
+
 std::string describe(const LayerWeights& weights, const LayerOptions& options) {
   const auto clamp = clamp_of(weights.shape, options);
   std::string text = describe(exchange_options(weights, options));

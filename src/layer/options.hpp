@@ -25,6 +25,11 @@ inline ExpertOptions expert_options(const LayerWeights& weights, const LayerOpti
   return result;
 }
 
+/// Where rank `rank`'s slice of a batch begins that every rank has: tensor-parallel attention by ways other than gather.
+inline int slice_begin(int tokens, int rank, int ranks) { return static_cast<int>(static_cast<long long>(tokens) * rank / ranks); }
+/// The tokens of the longest of those slices. Throws InputError where they are more than the cap.
+int longest_slice(int tokens, int ranks, int cap);
+
 /// Where a layer's experts live on so many ranks where nothing else is said.
 inline Placement default_placement(const LayerShape& shape, int ranks, const LayerOptions& options) {
   return options.expert_slices ? Placement::everywhere(shape.experts, ranks) : Placement::contiguous(shape.experts, ranks);

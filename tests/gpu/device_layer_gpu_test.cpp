@@ -308,6 +308,43 @@ TEST(DeviceLayerGpu, ABadIdIsAFaultAndAResetHeals) {
   }
 }
 
+Tokens without_choices_of(int rank, const Case& c, Tokens tokens) {
+  for (std::int32_t& id : tokens.routing.ids) id = id >= 0 && c.placement.rank_of(id) == rank ? -1 : id;
+  return tokens;
+}
+
+// The host masks a rank that has no tokens of its own: its experts contribute nothing, nothing waits for it, and it comes back.
+TEST(DeviceLayerGpu, MaskedRanksAreSkippedAndComeBack) {
+  SKIP_WITHOUT_GPU();
+  GpuBounds bounds;
+  for (const Route& route : all_routes) {
+    for (const RunnerKind runner : runners_of(route.way)) {
+      Case c = with_shared(plain_case(4, WeightKind::mxfp4), WeightKind::mxfp4, true);
+      ASSERT_EQ(c.tokens[1], 0);
+      c.take(route);
+      c.options.runner = runner;
+      SCOPED_TRACE(text_of(c));
+      SyntheticLayer layer(c.layer);
+      const LayerSource source = source_of(layer, c);
+      LayerBed bed({{&source, &c}});
+      const Tokens tokens = draw_tokens(c, 3);
+      bed.load(c, tokens);
+      const std::vector<bf16> whole = bed.call(c);
+      bounds.expect(c, whole, run_layer(source, c, tokens).outputs);
+      const std::vector<bf16> want = run_layer(source, c, without_choices_of(1, c, tokens)).outputs;
+      bed.workspace().reset({true, false, true, true});
+      for (int call = 0; call < 2; ++call) {
+        bed.load(c, tokens);
+        bounds.expect(c, bed.call(c), want);
+      }
+      bed.workspace().reset({true, true, true, true});
+      bed.load(c, tokens);
+      EXPECT_EQ(different_bits(bed.call(c), whole), 0u) << "with all ranks again";
+      if (HasFailure()) return;
+    }
+  }
+}
+
 std::string refusal_of(const Case& c, const std::function<void(LayerBed&)>& use = {}) {
   SyntheticLayer layer(c.layer);
   const LayerSource source = source_of(layer, c);

@@ -13,7 +13,10 @@ void add_sources(CLI::App& command, LayerArguments& a) {
   auto* preset =
       command.add_option("--preset", a.preset, "a published model's shape with weights drawn from --seed (heddle plan --list)")
           ->group(layer);
-  command.add_option("--weights", a.weights, "with --preset: bf16, fp8_block, mxfp4, nvfp4 or mxfp8")->group(layer)->needs(preset);
+  command
+      .add_option("--weights", a.weights, "with --preset: bf16, fp8_block, mxfp4, nvfp4 or mxfp8; a shared expert goes with them")
+      ->group(layer)
+      ->needs(preset);
   command.add_option("--hidden", a.hidden, "with --preset: another hidden size")->group(layer)->check(whole_number)->needs(preset);
   command.add_option("--intermediate", a.intermediate, "with --preset: another intermediate size")
       ->group(layer)

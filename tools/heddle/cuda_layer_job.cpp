@@ -58,9 +58,9 @@ ExchangeInput exchanged(const Job& job, const ExchangeOptions& exchange, int ran
   const LayerInput batch = batch_of(job, rank);
   if (!job.options.tensor_parallel || exchange.gather == GatherMode::tensor_parallel)
     return {batch.tokens, batch.hidden, batch.ids, batch.weights, {}};
-  const auto begin = [&](int r) { return static_cast<int>(static_cast<long long>(batch.tokens) * r / job.inputs.ranks); };
-  const std::int32_t* ids = batch.ids + static_cast<std::ptrdiff_t>(begin(rank)) * job.inputs.routing.topk;
-  return {begin(rank + 1) - begin(rank), nullptr, ids, nullptr, {}};
+  const int first = slice_begin(batch.tokens, rank, job.inputs.ranks);
+  const int end = slice_begin(batch.tokens, rank + 1, job.inputs.ranks);
+  return {end - first, nullptr, batch.ids + static_cast<std::ptrdiff_t>(first) * job.inputs.routing.topk, nullptr, {}};
 }
 
 /// The layers of one GPU's ranks.

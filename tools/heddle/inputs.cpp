@@ -31,6 +31,13 @@ void check_memory(const SyntheticOptions& options) {
                   shape.experts, shape.hidden, shape.intermediate, needed / (1 << 30), describe_bytes(available)));
 }
 
+/// A drawn shared expert is of the preset's kind beside the preset's routed experts, and like the routed ones where --weights
+/// makes them others: then the layer takes what --weights asks for, bf16 activations, say.
+WeightKind shared_kind_of(const ModelPreset& preset, WeightKind routed) {
+  const bool is_presets = std::find(preset.weights.begin(), preset.weights.end(), routed) != preset.weights.end();
+  return is_presets ? preset.shared_weights.value_or(routed) : routed;
+}
+
 void load_layer(const LayerArguments& a, Inputs& inputs, RouterOptions& router) {
   if (a.layer.empty() == a.preset.empty())
     throw InputError("give either --layer FILE or --preset NAME (heddle plan --list shows presets)");
@@ -60,7 +67,7 @@ void load_layer(const LayerArguments& a, Inputs& inputs, RouterOptions& router) 
   options.kind = a.weights.empty() ? preset.weights.front() : value_of(kinds, "--weights", a.weights);
   check_memory(options);
   if (preset.shared_experts.value_or(0) > 0) {
-    options.shared_kind = preset.shared_weights.value_or(options.kind);
+    options.shared_kind = shared_kind_of(preset, options.kind);
     options.shared_intermediate = *preset.shared_experts * options.shape.intermediate;
   }
   options.seed = a.seed;

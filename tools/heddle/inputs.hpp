@@ -48,7 +48,7 @@ struct Inputs {
   LayerOptions options;            ///< way left to the caller
   bool processes = false;
   int gpus = 0;               ///< of --engine cuda; 0: the host engine
-  bool host_experts = false;  ///< --engine cuda: only rows travel on GPUs
+  bool host_experts = false;  ///< on the host engine, and where only rows travel on GPUs
   int deadline_ms = 30000;
 
   int tokens() const { return routing.tokens; }

@@ -70,6 +70,7 @@ Json configuration_of(const Inputs& inputs, const LayerOptions& options, const J
     json["gpus"] = inputs.gpus;
     json["experts_engine"] = inputs.host_experts ? "host" : "cuda";
   }
+  json["shared_weights"] = inputs.source.shared ? Json(word_of(kinds, inputs.source.shared->weights.gate.kind)) : Json(nullptr);
   json["clamp"] = options.clamp ? Json(*options.clamp) : Json(nullptr);
   json["notes"] = inputs.notes;
   return json;

@@ -39,14 +39,18 @@ bool is_slots(const LayerOptions& options) {
   return options.way == Way::low_latency || (options.way == Way::elastic && options.reduce == Reduce::home);
 }
 
-/// Bounds of docs/numerics.md, "What must agree".
+/// Bounds of docs/numerics.md, "What must agree". What the page pools has a wider one here, where there is one batch only: in a
+/// few tokens a group that takes another scale weighs much, of a row on its way back or, since tensor cores keep about 14 bits of
+/// an fp8 sum, of activations on a GPU.
 double bound_of(const Inputs& inputs, const LayerOptions& options) {
+  constexpr double of_few_tokens = 4e-2;
+  const LayerShape& shape = inputs.source.shape;
+  const bool is_small = static_cast<double>(inputs.tokens()) * shape.topk * shape.intermediate < 1 << 17;
+  const bool has_few_outputs = static_cast<double>(inputs.tokens()) * shape.hidden < 1 << 15;
+  if (options.combine_wire != Wire::bf16 && (is_small || has_few_outputs)) return of_few_tokens;
   if (activation_of(inputs.source.kind, options) == Activation::bf16) return 4e-3;
   if (inputs.host_experts) return 6e-3;
-  // Tensor cores keep about 14 bits of an fp8 sum, and a group of activations that takes another scale for it weighs much in a
-  // few tokens.
-  const double pairs = static_cast<double>(inputs.tokens()) * inputs.source.shape.topk * inputs.source.shape.intermediate;
-  return pairs >= (1 << 17) ? 1.5e-2 : 4e-2;
+  return is_small ? of_few_tokens : 1.5e-2;
 }
 
 std::vector<LayerOptions> wanted_ways(const VerifyArguments& arguments, const Inputs& inputs) {
