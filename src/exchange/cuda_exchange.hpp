@@ -94,6 +94,7 @@ struct NumberingPlan {
 /// Chunks of `chunk` items that n items fill, at least one.
 constexpr std::size_t chunks_of(int n, int chunk) { return static_cast<std::size_t>(n / chunk + 1); }
 
+/// Is what comes on this stream captured in a graph, to run later?
 bool is_captured(DeviceStream stream);
 
 class DeviceExchangeBase : public DeviceExchange {

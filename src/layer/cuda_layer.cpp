@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "exchange/cuda_exchange.hpp"
 #include "heddle/device_layer.hpp"
 #include "layer/cuda_rank_experts.hpp"
 #include "layer/cuda_shared_expert.hpp"
@@ -28,12 +29,6 @@ ExchangeOptions checked_options(const DeviceWorkspace& workspace, std::size_t gp
     throw InputError(fmt::format("rank {} is given {} experts, its placement says {}", rank, weights[i].experts.size(), experts));
   }
   return exchange_options(weights.front(), options);
-}
-
-bool is_captured(DeviceStream stream) {
-  cudaStreamCaptureStatus status{};
-  cuda::check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
-  return status != cudaStreamCaptureStatusNone;
 }
 
 }  // namespace
