@@ -32,8 +32,12 @@ target_link_libraries(heddle_cuda PRIVATE CUDA::cudart_static fmt::fmt ${CMAKE_D
 
 # CuTe's atoms for the tensor cores, bulk copies and barriers: headers alone (cmake/cuda-requirements.txt; `./dev build cuda` fetches them).
 find_path(CUTLASS_INCLUDE_DIR cute/arch/mma_sm90_gmma.hpp
-  HINTS ${PROJECT_SOURCE_DIR}/.cutlass/cutlass_library/source/include REQUIRED)
+  HINTS ${PROJECT_SOURCE_DIR}/.cutlass/cutlass_library/source/include)
 mark_as_advanced(CUTLASS_INCLUDE_DIR)
+if(NOT CUTLASS_INCLUDE_DIR)
+  message(FATAL_ERROR "The CUDA part needs CUTLASS's headers, of which cute/arch/mma_sm90_gmma.hpp was not found. `./dev build cuda` "
+    "fetches them; or set CUTLASS_INCLUDE_DIR to the include folder of the version that cmake/cuda-requirements.txt names.")
+endif()
 target_include_directories(heddle_cuda SYSTEM PRIVATE ${CUTLASS_INCLUDE_DIR})
 
 # NCCL: its header where there is one, the library at run time.

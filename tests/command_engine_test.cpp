@@ -27,6 +27,8 @@ TEST_F(CommandEngine, UnknownEnginesAndStrayGpusAreNamed) {
   expect_refused(run_with("--gpus 2"), "--engine cuda");
   expect_refused(run_with("--engine host --gpus 1"), "--engine cuda");
   expect_refused(run_with("--gpus many"), "whole number");
+  expect_refused(run_with("--experts-engine cuda"), "--engine cuda");
+  expect_refused(run_with("--experts-engine tpu"), "host or cuda");
 }
 
 TEST_F(CommandEngine, HelpSaysWhereExpertsRun) {
@@ -36,6 +38,16 @@ TEST_F(CommandEngine, HelpSaysWhereExpertsRun) {
     EXPECT_NE(std::string::npos, ran.out.find("experts")) << ran.out;
     EXPECT_NE(std::string::npos, ran.out.find("--gpus")) << ran.out;
   }
+}
+
+TEST_F(CommandEngine, SlicesOfExpertsGoByGatherOnTheHostToo) {
+  const std::string sliced = " --preset mixtral-8x7b --hidden 128 --intermediate 384 --ranks 3 --tokens 20 --expert-slices";
+  expect_refused("run" + sliced + " --way low_latency --out " + file("never"), "take gather");
+  expect_done("verify" + sliced + " --json " + file("j"));
+  const auto ways = json_of(file("j")).at("ways");
+  ASSERT_EQ(ways.size(), 1u);
+  EXPECT_TRUE(ways[0].at("configuration").at("expert_slices").get<bool>());
+  for (const auto& rank : ways[0].at("per_rank")) EXPECT_EQ(rank.at("rows_real"), 40) << "every rank has all pairs";
 }
 
 TEST_F(CommandEngine, TheHostEngineReportsNoGpus) {

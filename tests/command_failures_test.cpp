@@ -180,6 +180,15 @@ TEST_F(CommandFailures, LimitsOfTheShell) {
 
 // ---- ranks that fail ---------------------------------------------------------------------------------
 
+/// A process's line in /proc; empty where it has gone, or goes while its line is read.
+std::string stat_of(const std::string& process) {
+  try {
+    return text_of("/proc/" + process + "/stat");
+  } catch (const std::ios_base::failure&) {
+    return "";
+  }
+}
+
 /// Processes whose parent is `parent` and that are no zombies.
 std::vector<pid_t> children_of(pid_t parent) {
   std::vector<pid_t> children;
@@ -187,7 +196,7 @@ std::vector<pid_t> children_of(pid_t parent) {
   for (const auto& entry : fs::directory_iterator("/proc", ignored)) {
     const std::string name = entry.path().filename().string();
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-    const std::string stat = text_of(entry.path() / "stat");  // pid (name) state parent ...
+    const std::string stat = stat_of(name);  // pid (name) state parent ...
     const std::size_t end = stat.rfind(')');
     if (end == std::string::npos || stat.size() < end + 5 || stat[end + 2] == 'Z') continue;
     if (std::strtol(stat.c_str() + end + 4, nullptr, 10) == parent) children.push_back(static_cast<pid_t>(std::stol(name)));
@@ -196,7 +205,7 @@ std::vector<pid_t> children_of(pid_t parent) {
 }
 
 bool is_running(pid_t process) {
-  const std::string stat = text_of("/proc/" + std::to_string(process) + "/stat");
+  const std::string stat = stat_of(std::to_string(process));
   const std::size_t end = stat.rfind(')');
   return end != std::string::npos && stat[end + 2] != 'Z';
 }

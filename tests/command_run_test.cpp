@@ -43,12 +43,13 @@ TEST_F(RunCommand, ReportsAllFields) {
   };
   EXPECT_EQ(keys_of(json), (std::vector<std::string>{"buffer_bytes", "configuration", "copies_per_token", "heddle", "host_waited",
                                                      "kernels_launched", "per_rank", "phases", "seconds"}));
-  EXPECT_EQ(keys_of(json.at("configuration")),
-            (std::vector<std::string>{
-                "activation", "cap",     "clamp",  "combine_wire",    "cpu_sync", "deadline_ms",     "engine",    "experts",
-                "gather",     "group",   "hidden", "intermediate",    "layout",   "notes",           "processes", "ranks",
-                "reduce",     "scale",   "shared", "tensor_parallel", "tokens",   "tokens_per_rank", "topk",      "way",
-                "weight_at",  "weights", "wire",   "workers"}));
+  EXPECT_EQ(
+      keys_of(json.at("configuration")),
+      (std::vector<std::string>{"activation",   "cap",           "clamp",          "combine_wire",    "cpu_sync", "deadline_ms",
+                                "engine",       "expert_slices", "experts",        "gather",          "group",    "hidden",
+                                "intermediate", "layout",        "notes",          "processes",       "ranks",    "reduce",
+                                "scale",        "shared",        "shared_weights", "tensor_parallel", "tokens",   "tokens_per_rank",
+                                "topk",         "way",           "weight_at",      "weights",         "wire",     "workers"}));
   EXPECT_EQ(keys_of(json.at("phases")),
             (std::vector<std::string>{"activation", "combine", "dispatch", "gemm1", "gemm2", "regroup"}));
   for (const auto& phase : json.at("phases")) {
@@ -120,6 +121,20 @@ TEST_F(RunCommand, KnowsEveryNameOfAWay) {
   for (const char* ascend : {"ascend_fuseep", "ascend_tp"}) refused(ascend, "Ascend");
   refused("deepep --deepep-mode fast", "low_latency");
   refused("warp", "one_sided");
+}
+
+// Beside the preset's routed experts a shared one is of the preset's kind, beside those of --weights like them.
+TEST_F(RunCommand, DrawsASharedExpertThatGoesWithTheWeights) {
+  const auto expect_kinds = [&](const std::string& layer, const char* routed, const nlohmann::json& shared) {
+    expect_done("run" + layer + " --ranks 2 --tokens 4 --way gather --out " + file("o") + " --json " + file("j"));
+    const auto configuration = json_of(file("j")).at("configuration");
+    EXPECT_EQ(configuration.at("weights"), routed) << layer;
+    EXPECT_EQ(configuration.at("shared_weights"), shared) << layer;
+  };
+  expect_kinds(deepseek_layer, "mxfp4", "fp8_block");
+  expect_kinds(deepseek_layer + " --weights mxfp4", "mxfp4", "fp8_block");
+  for (const char* kind : {"bf16", "nvfp4", "fp8_block"}) expect_kinds(deepseek_layer + " --weights " + kind, kind, kind);
+  expect_kinds(small_layer, "bf16", nullptr);
 }
 
 TEST_F(RunCommand, SavedInputsGiveTheSameBits) {

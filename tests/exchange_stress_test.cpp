@@ -89,6 +89,12 @@ std::vector<Case> mixed_cases(std::uint64_t seed, int ranks, int workers) {
       c.seed = random() % 100000;
       cases.push_back(c);
     }
+    // Rows with the flag beside the data: in all steps, or in some.
+    Case tagged = cases.back();
+    tagged.options = options_for(Way::gather, 64 * pick(1, 2, 3), pick(2, 5, 9, 16), ranks, 2, 8);
+    tagged.options.workers = pick(1, workers);
+    tagged.options.tagged_tokens = pick(3, 8);
+    cases.push_back(tagged);
   }
   return cases;
 }

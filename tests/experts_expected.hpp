@@ -47,7 +47,8 @@ class Expected {
         g = std::min<double>(g, *options_.clamp);
         u = std::clamp<double>(u, -*options_.clamp, *options_.clamp);
       }
-      v[i] = static_cast<float>(g / (1 + std::exp(-g)) * u * static_cast<double>(weight));
+      const float silu = static_cast<float>(g) / (1.0f + static_cast<float>(std::exp(-g)));
+      v[i] = silu * static_cast<float>(u) * weight;
     }
     return product(weights.down, quantised(std::move(v)));
   }

@@ -64,6 +64,26 @@ TEST(ExplorerMutants, LowLatency) { expect_bugs<LowLatencyTrip>(); }
 TEST(ExplorerMutants, Elastic) { expect_bugs<ElasticTrip<Reduce::rank, false>>(); }
 TEST(ExplorerMutants, Gather) { expect_bugs<GatherTrip<Gathering::padded>>(); }
 
+/// The bugs of ranks that are several squads.
+template <class Trip>
+void expect_bugs_of_squads() {
+  Problem two;
+  two.workers = 2;
+  expect_bug<Trip, HearsOneSquad>("one squad's word taken for all", two, {"", "wrong data"});
+  expect_bug<Trip, OneSquadSpeaks>("a squad that speaks for others", two, {"", "wrong data"});
+}
+
+TEST(ExplorerMutants, Squads) {
+  expect_bugs_of_squads<OneSidedTrip>();
+  expect_bugs_of_squads<LowLatencyTrip>();
+  expect_bugs_of_squads<ElasticTrip<Reduce::rank, true>>();
+  expect_bugs_of_squads<GatherTrip<Gathering::padded>>();
+}
+
+TEST(ExplorerMutants, TaggedRows) {
+  expect_bug<TaggedGatherTrip, TagsNotLookedAt>("tags that nobody looks at", {}, {"wrong data", "wrong data"});
+}
+
 TEST(ExplorerMutants, SlotReusedByTheNextCall) {
   // Blocks of two rows, then of one: row 1 is first rank 0's own, then rank 1's.
   Problem problem;

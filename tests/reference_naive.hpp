@@ -130,7 +130,8 @@ class Naive {
         g = std::min(g, limit);
         u = mistake_ == Mistake::clamp_one_sided ? std::min(u, limit) : std::clamp(u, -limit, limit);
       }
-      const auto activated = static_cast<float>(g / (1.0 + std::exp(-g)) * u);
+      const float silu = static_cast<float>(g) / (1.0f + static_cast<float>(std::exp(-g)));
+      const float activated = silu * static_cast<float>(u);
       v.push_back(mistake_ == Mistake::weight_after_gemm ? activated : activated * weight);
     }
     const Row operands = mistake_ == Mistake::v_unquantised ? v : operand(v, activation);

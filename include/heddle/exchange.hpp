@@ -54,9 +54,12 @@ struct ExchangeOptions {
   Reduce reduce = Reduce::rank;  ///< elastic only
   bool cpu_sync = false;         ///< elastic only: the host waits for the count, outputs get their exact size
   GatherMode gather = GatherMode::padded;
-  int workers = 1;                          ///< threads a rank in the protocols
-  int queue_rows = 256;                     ///< normal only: rows a queue between two ranks holds
-  int chunk_rows = 32;                      ///< normal only: rows a publish covers
+  int workers = 1;       ///< threads a rank in the protocols
+  int queue_rows = 256;  ///< normal only: rows a queue between two ranks holds
+  int chunk_rows = 32;   ///< normal only: rows a publish covers
+  /// gather (padded, both wires bf16): in steps of up to so many tokens a rank, rows travel as words with the flag beside the data,
+  /// which takes twice the bytes and a flight less. 0: never. At most the cap.
+  int tagged_tokens = 0;
   std::vector<std::size_t> extra_payloads;  ///< one_sided only: bytes a row (multiples of 16) of up to three more payloads
 };
 
@@ -70,7 +73,9 @@ bool allows_layout(Way way, ArrivedLayout layout);
 struct ExchangeMemory {
   std::size_t dispatch = 0;
   std::size_t combine = 0;
-  std::size_t outputs = 0;  ///< the all-gather of outputs under tensor-parallel attention
+  std::size_t outputs = 0;          ///< the all-gather of outputs under tensor-parallel attention
+  std::size_t tagged_dispatch = 0;  ///< rows as words, on their way out
+  std::size_t tagged_combine = 0;   ///< and home
   void include(const ExchangeMemory& other);
   /// Bytes of a rank's part that holds all of it, header and words included.
   std::size_t heap_bytes(int ranks) const;

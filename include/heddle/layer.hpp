@@ -41,6 +41,9 @@ struct LayerOptions {
   /// Tensor-parallel attention: forward() takes the whole batch on every rank, each rank keeps its slice
   /// for the round trip, and every rank gets all outputs. With gather nothing is sent at all.
   bool tensor_parallel = false;
+  /// Tensor-parallel experts (gather, with Placement::everywhere): every rank holds a slice of every expert's intermediate
+  /// size, in multiples of 128, and computes it for all tokens; the sums over ranks make the results.
+  bool expert_slices = false;
   int workers = 1;  ///< protocol threads a rank (host engine)
 };
 
@@ -85,6 +88,7 @@ struct PhaseReport {
 struct LayerReport {
   PhaseReport dispatch, regroup, gemm1, activation, gemm2, combine;
   double shared_seconds = 0;
+  double experts_seconds = 0;  ///< gemm1, activation and gemm2 where they cannot be told apart (on GPUs), else 0
   ArrivedLayout layout = ArrivedLayout::routed;
   bool host_waited = false;
   std::uint64_t rows_sent = 0;      ///< copies of its tokens that this rank delivered, its own included

@@ -44,6 +44,9 @@ std::vector<float> router_logits(std::span<const bf16> hidden, std::span<const f
 /// in the message).
 Routing route(std::span<const float> logits, std::span<const float> bias, int tokens, int experts, const RouterOptions& options);
 
+/// In place of a rank: every rank holds the expert, or a slice of it.
+inline constexpr int every_rank = -2;
+
 /// Which rank holds which expert. Contiguous by default: expert e on rank floor(e * R / E).
 class Placement {
  public:
@@ -51,9 +54,13 @@ class Placement {
   static Placement contiguous(int experts, int ranks);
   /// Any map; rank_of[e] in [0, ranks). Ranks without experts are legal.
   static Placement from_map(std::vector<int> rank_of, int ranks);
+  /// Every rank holds (a slice of) every expert, expert e as its local expert e.
+  static Placement everywhere(int experts, int ranks);
 
   int experts() const { return static_cast<int>(rank_of_.size()); }
   int ranks() const { return offsets_.empty() ? 0 : static_cast<int>(offsets_.size()) - 1; }
+  bool is_everywhere() const { return !rank_of_.empty() && rank_of_.front() == every_rank; }
+  /// every_rank for all experts where they are everywhere.
   int rank_of(int expert) const { return rank_of_[static_cast<std::size_t>(expert)]; }
   /// Index of an expert among its rank's experts, which are kept in ascending id.
   int local_index(int expert) const { return local_index_[static_cast<std::size_t>(expert)]; }

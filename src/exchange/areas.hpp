@@ -24,7 +24,7 @@ struct Areas {
   std::size_t words = heap_header_bytes;
   std::size_t dispatch = 0;
   std::size_t combine = 0;
-  std::size_t outputs = 0;
+  std::size_t outputs = 0;  ///< behind them rows as words, see ExchangeMemory::tagged_dispatch
   std::size_t end = 0;
 };
 

@@ -6,8 +6,9 @@ namespace heddle {
 
 namespace {
 
+// Outputs are bf16, whatever the wires.
+template <RowMover mover>
 __global__ void __launch_bounds__(threads_a_cta, 1) share_outputs(const __grid_constant__ AllGatherCall call) {
-  constexpr bool plain = true;  // outputs are bf16, whatever the wires
   HEDDLE_DEVICE_WORKER(w, call, CallPart::combine);
   const DeviceOutput& output = call.ranks[blockIdx.y].output;
   const int tokens = send_input(call).tokens;
@@ -25,6 +26,9 @@ __global__ void __launch_bounds__(threads_a_cta, 1) share_outputs(const __grid_c
 
 }  // namespace
 
-const void* all_gather_kernel() { return reinterpret_cast<const void*>(share_outputs); }
+const void* all_gather_kernel(bool bulk) {
+  return bulk ? reinterpret_cast<const void*>(share_outputs<RowMover::bulk>)
+              : reinterpret_cast<const void*>(share_outputs<RowMover::plain>);
+}
 
 }  // namespace heddle

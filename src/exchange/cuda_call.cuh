@@ -7,12 +7,12 @@
 
 namespace heddle {
 
-/// Begins a kernel template of `plain`: the worker of this warp, and its squad's memory. Masked ranks leave at once.
-#define HEDDLE_DEVICE_WORKER(w, call, part)                                          \
-  ptx::wait_for_earlier_kernels();                                                   \
-  ptx::let_next_kernel_launch();                                                     \
-  extern __shared__ std::byte heddle_squad_memory[];                                 \
-  DeviceWorker<plain> w((call).team, part, heddle_squad_memory, (call).squad_bytes); \
+/// Begins a kernel template of `mover`: the worker of this warp, and its squad's memory. Masked ranks leave at once.
+#define HEDDLE_DEVICE_WORKER(w, call, part)                                                             \
+  ptx::wait_for_earlier_kernels();                                                                      \
+  ptx::let_next_kernel_launch();                                                                        \
+  extern __shared__ std::byte heddle_squad_memory[];                                                    \
+  DeviceWorker<mover> w((call).team, part, heddle_squad_memory, (call).squad_bytes, (call).bulk_bytes); \
   if (!w.live(w.heap().rank)) return
 
 /// A pointer into the first local rank's memory, moved to this CTA's rank.
@@ -47,8 +47,8 @@ struct BatchSlice {
   int first = 0;
   int rows = 0;
 };
-template <bool plain>
-__device__ BatchSlice slice_of(const DeviceWorker<plain>& w, int tokens) {
+template <RowMover mover>
+__device__ BatchSlice slice_of(const DeviceWorker<mover>& w, int tokens) {
   const LiveShare live = live_share(w);
   const auto all = static_cast<std::size_t>(tokens);
   const int first = static_cast<int>(all * live.position / live.count);
@@ -73,17 +73,25 @@ __device__ inline bool is_bad_choice_of_many(const std::int32_t* ids, int choice
   return bad;
 }
 
-/// Too many tokens, ids outside of [-1, experts) or repeated within a token: a fault. The squad that finds it leaves and
-/// says nothing, so nothing is announced in whole. Tokens are dealt over all squads, a choice a lane.
-template <bool plain>
-__device__ bool check_input(DeviceWorker<plain>& w, const DeviceCall& call, const SendInput& input) {
-  const auto refuse = [&](int token, std::uint64_t expected, std::int64_t seen) {
-    w.fail({WordKind::refused, -1, token}, expected, static_cast<std::uint64_t>(seen));
-  };
-  if (input.tokens < 0 || input.tokens > call.max_tokens) {
-    if (w.index() == 0 && w.lane() == 0) refuse(-1, static_cast<std::uint64_t>(call.max_tokens), input.tokens);
-    return false;
-  }
+/// Gives up because of what only this rank sees. One lane.
+template <RowMover mover>
+__device__ void refuse(DeviceWorker<mover>& w, int token, int expected, int seen) {
+  w.fail({WordKind::refused, -1, token}, static_cast<std::uint64_t>(expected),
+         static_cast<std::uint64_t>(static_cast<std::int64_t>(seen)));
+}
+
+/// More tokens than the step has: a fault.
+template <RowMover mover>
+__device__ bool check_tokens(DeviceWorker<mover>& w, const DeviceCall& call, const SendInput& input) {
+  if (input.tokens >= 0 && input.tokens <= call.max_tokens) return true;
+  if (w.index() == 0 && w.lane() == 0) refuse(w, -1, call.max_tokens, input.tokens);
+  return false;
+}
+
+/// Ids outside of [-1, experts) or repeated within a token: a fault; false in the squad that finds it. Tokens are dealt over all
+/// squads, a choice a lane.
+template <RowMover mover>
+__device__ bool check_choices(DeviceWorker<mover>& w, const DeviceCall& call, const SendInput& input) {
   const int topk = call.topk;
   const int shift = topk <= 1 ? 0 : (topk > 32 ? 5 : 32 - __clz(topk - 1));
   const int lanes = 1 << shift;
@@ -100,11 +108,17 @@ __device__ bool check_input(DeviceWorker<plain>& w, const DeviceCall& call, cons
       const std::int32_t id = there ? ids[choice] : -1;
       bool bad = topk <= 32 ? is_bad_choice(id, choice, topk, lanes, call.experts)
                             : there && is_bad_choice_of_many(ids, choice, call.experts);
-      if (bad) refuse(token, static_cast<std::uint64_t>(call.experts), id);
+      if (bad) refuse(w, token, call.experts, id);
       fine &= !bad;
     }
   }
   return __syncthreads_and(static_cast<int>(fine)) != 0;
+}
+
+/// Both, before anything is sent. The squad that finds something leaves and says nothing, so nothing is announced in whole.
+template <RowMover mover>
+__device__ bool check_input(DeviceWorker<mover>& w, const DeviceCall& call, const SendInput& input) {
+  return check_tokens(w, call, input) && check_choices(w, call, input);
 }
 
 }  // namespace heddle

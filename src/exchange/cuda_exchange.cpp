@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "exchange/gather/by_nccl.hpp"
 
@@ -38,7 +39,7 @@ DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t g
         fmt::format("the cap is {} rows, on GPUs at most {} are possible with {} ranks", options.cap, most_cap / ranks(), ranks()));
   const ExchangeMemory own = exchange_memory(options);
   if (areas().end > workspace.bytes() || own.dispatch > memory.dispatch || own.combine > memory.combine ||
-      own.outputs > memory.outputs) {
+      own.outputs > memory.outputs || own.tagged_dispatch > memory.tagged_dispatch || own.tagged_combine > memory.tagged_combine) {
     throw InputError(fmt::format("way {} needs a workspace of {} bytes a rank, this one has {}", name(options.way), areas().end,
                                  workspace.bytes()));
   }
@@ -57,6 +58,12 @@ DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t g
   call_.experts = options.placement.experts();
   call_.topk = options.topk;
   call_.squad_bytes = squad_bytes;
+  constexpr int most_bulk_bytes = std::numeric_limits<std::uint16_t>::max();
+  if (device_options.bulk_bytes < 0 || device_options.bulk_bytes > most_bulk_bytes)
+    throw InputError(fmt::format("bulk_bytes is {}; 0 is for no bulk copies, 1 to {} for rows of at least so many bytes",
+                                 device_options.bulk_bytes, most_bulk_bytes));
+  call_.bulk_bytes = static_cast<std::uint16_t>(device_options.bulk_bytes);
+  shared_bytes_ = squad_bytes + (call_.bulk_bytes > 0 ? bulk_ring_bytes : 0);
   if (device_options.counters) {
     tallies_ = std::make_unique<DeviceTallies>(device(), tally_plan(options), local_ranks());
     call_.team.tallies = tallies_->data();
@@ -69,13 +76,17 @@ DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t g
   const int ctas_a_rank = std::clamp(std::min(wanted, sms) / local_ranks(), 1, most_squads);
   grid_ = dim3(static_cast<unsigned>(ctas_a_rank), static_cast<unsigned>(local_ranks()));
   all_gather_.layout = {shape_of(options), options.hidden, areas()};
-  prepare(all_gather_kernel());
+  prepare(all_gather());
+}
+
+bool is_captured(DeviceStream stream) {
+  cudaStreamCaptureStatus status{};
+  check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
 }
 
 void DeviceExchangeBase::refuse_capture(DeviceStream stream, std::string_view what, std::string_view instead) {
-  cudaStreamCaptureStatus status{};
-  check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
-  if (status != cudaStreamCaptureStatusNone)
+  if (is_captured(stream))
     throw InputError(fmt::format("{} cannot be captured in a graph: its host waits for row counts; {}", what, instead));
 }
 
@@ -87,7 +98,7 @@ ExchangeCounters DeviceExchangeBase::counters(int local_rank) const {
   return tallies_->read(local_rank, options_.placement, experts_of(local_rank));
 }
 
-void DeviceExchangeBase::take_inputs(std::span<const DeviceInput> inputs, const Step& step) {
+void DeviceExchangeBase::take_inputs(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) {
   workspace_.throw_if_aborted();
   const int most = tensor_parallel() ? ranks() * options_.cap : options_.cap;
   if (step.max_tokens > most) {
@@ -100,21 +111,26 @@ void DeviceExchangeBase::take_inputs(std::span<const DeviceInput> inputs, const 
   }
   call_.max_tokens = step.max_tokens;
   for (std::size_t i = 0; i < inputs.size(); ++i) call_.ranks[i].input = inputs[i];
+  order_.dispatch(is_captured(stream));
 }
 
-void DeviceExchangeBase::take_results(std::span<const bf16* const> results) {
+void DeviceExchangeBase::take_results(std::span<const bf16* const> results, DeviceStream stream) {
+  order_.need_dispatch(is_captured(stream), name(options_.way));
   if (results.size() != static_cast<std::size_t>(local_ranks())) {
     throw InputError(fmt::format("{} results for the {} ranks of GPU {}", results.size(), local_ranks(), device()));
   }
   for (std::size_t i = 0; i < results.size(); ++i) call_.ranks[i].results = results[i];
 }
 
-void DeviceExchangeBase::take_outputs(std::span<const DeviceOutput> outputs) {
+void DeviceExchangeBase::take_outputs(std::span<const DeviceOutput> outputs, DeviceStream stream) {
+  const bool captured = is_captured(stream);
+  order_.need_dispatch(captured, name(options_.way));
   if (outputs.size() != static_cast<std::size_t>(local_ranks())) {
     throw InputError(fmt::format("{} outputs for the {} ranks of GPU {}", outputs.size(), local_ranks(), device()));
   }
   check_shared(outputs);
   for (std::size_t i = 0; i < outputs.size(); ++i) call_.ranks[i].output = outputs[i];
+  order_.combine(captured);
 }
 
 void DeviceExchangeBase::check_shared(std::span<const DeviceOutput> outputs) const {
@@ -139,7 +155,7 @@ void DeviceExchangeBase::check_shared(std::span<const DeviceOutput> outputs) con
 }
 
 void DeviceExchangeBase::share_outputs(DeviceStream stream) {
-  if (call_.ranks[0].output.all_out != nullptr) launch(all_gather_kernel(), &all_gather_, {}, stream);
+  if (call_.ranks[0].output.all_out != nullptr) launch(all_gather(), &all_gather_, {}, stream);
 }
 
 void DeviceExchangeBase::allocate_scratch(const ScratchPlan& plan) {
@@ -149,11 +165,10 @@ void DeviceExchangeBase::allocate_scratch(const ScratchPlan& plan) {
 
 void DeviceExchangeBase::prepare(const void* kernel) {
   const cuda::DeviceScope scope(device());
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(call_.squad_bytes)),
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes_)),
         "shared memory of a kernel");
   int ctas_an_sm = 0;
-  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas_an_sm, kernel, threads_a_cta, call_.squad_bytes),
-        "occupancy of a kernel");
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas_an_sm, kernel, threads_a_cta, shared_bytes_), "occupancy of a kernel");
   int sms = 0;
   check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device()), "number of SMs");
   const int room = ctas_an_sm * sms;
@@ -206,7 +221,7 @@ cudaLaunchConfig_t DeviceExchangeBase::configuration(const Shape& shape, cudaLau
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(shape.ctas, grid_.y);
   config.blockDim = dim3(shape.threads);
-  config.dynamicSmemBytes = call_.squad_bytes;
+  config.dynamicSmemBytes = shared_bytes_;
   config.stream = stream;
   config.attrs = attributes;
   if (shape.cooperative) {
@@ -253,6 +268,10 @@ std::unique_ptr<DeviceExchange> create_device_exchange(DeviceWorkspace& workspac
   check_options(options);
   if (device.nccl != nullptr && device.counters)
     throw InputError("counters with NCCL: its kernels count nothing; leave DeviceExchangeOptions::counters or nccl out");
+  if (device.nccl != nullptr && device.bulk_bytes != 0)
+    throw InputError("bulk copies with NCCL: its kernels move the rows; leave DeviceExchangeOptions::bulk_bytes or nccl out");
+  if (device.nccl != nullptr && options.tagged_tokens != 0)
+    throw InputError("tagged rows with NCCL: its kernels move the rows; leave ExchangeOptions::tagged_tokens or nccl out");
   if (device.nccl != nullptr) return create_device_gather_by_nccl(workspace, gpu, options, device);
   switch (options.way) {
     case Way::gather:

@@ -9,6 +9,7 @@
 
 #include "exchange/all_gather.hpp"
 #include "exchange/arrivals.hpp"
+#include "exchange/call_order.hpp"
 #include "exchange/cuda_counters.hpp"
 #include "exchange/host_exchange.hpp"
 #include "group/cuda_workspace.hpp"
@@ -38,7 +39,8 @@ struct DeviceCall {
   int max_tokens = 0;
   bool send = true;
   bool receive = true;
-  std::size_t squad_bytes = 0;     ///< shared memory of a CTA
+  std::uint16_t bulk_bytes = 0;    ///< rows from this size on go by bulk copies; 0: none
+  std::size_t squad_bytes = 0;     ///< shared memory of a CTA, without that of bulk copies
   std::size_t scratch_stride = 0;  ///< bytes between the scratch of two local ranks
   DeviceRank ranks[max_local_ranks];
 };
@@ -50,7 +52,7 @@ struct AllGatherCall : DeviceCall {
   /// rank's rows are its outputs.
   const bf16* slices = nullptr;
 };
-const void* all_gather_kernel();
+const void* all_gather_kernel(bool bulk);
 
 /// Memory of a device that frees itself.
 template <class T>
@@ -92,6 +94,9 @@ struct NumberingPlan {
 /// Chunks of `chunk` items that n items fill, at least one.
 constexpr std::size_t chunks_of(int n, int chunk) { return static_cast<std::size_t>(n / chunk + 1); }
 
+/// Is what comes on this stream captured in a graph, to run later?
+bool is_captured(DeviceStream stream);
+
 class DeviceExchangeBase : public DeviceExchange {
  public:
   DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
@@ -114,9 +119,9 @@ class DeviceExchangeBase : public DeviceExchange {
 
   /// Throws InputError where the stream is being captured: `what`'s host waits for row counts.
   static void refuse_capture(DeviceStream stream, std::string_view what, std::string_view instead);
-  void take_inputs(std::span<const DeviceInput> inputs, const Step& step);
-  void take_results(std::span<const bf16* const> results);
-  void take_outputs(std::span<const DeviceOutput> outputs);
+  void take_inputs(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream);
+  void take_results(std::span<const bf16* const> results, DeviceStream stream);
+  void take_outputs(std::span<const DeviceOutput> outputs, DeviceStream stream);
   /// Behind the receiving half of combine: gives all outputs to all ranks where take_outputs was told to.
   void share_outputs(DeviceStream stream);
   bool tensor_parallel() const { return options_.way == Way::gather && options_.gather == GatherMode::tensor_parallel; }
@@ -165,8 +170,11 @@ class DeviceExchangeBase : public DeviceExchange {
   /// `attributes` has room for three.
   cudaLaunchConfig_t configuration(const Shape& shape, cudaLaunchAttribute* attributes, DeviceStream stream) const;
   void find_largest_cluster(const void* kernel);
+  const void* all_gather() const { return all_gather_kernel(call_.bulk_bytes > 0); }
   unsigned largest_cluster_ = 16;  ///< CTAs of a cluster that all ranks' kernels can have at once
   bool fixed_ctas_ = false;        ///< the caller chose
+  std::size_t shared_bytes_ = 0;   ///< of a CTA
+  CallOrder order_;
   DeviceArray<int> placement_;
   DeviceArray<TeamCounters> team_counters_;
   std::unique_ptr<DeviceTallies> tallies_;  ///< null: nothing is counted
@@ -177,50 +185,58 @@ class DeviceExchangeBase : public DeviceExchange {
 template <class Call>
 class DeviceWay : public DeviceExchangeBase {
  public:
-  /// A kernel for any wire and one for bf16 alone.
+  /// A kernel for any wire, and two for bf16 alone, without and with bulk copies.
   struct Kernels {
     void (*any)(Call);
     void (*plain)(Call);
-    const void* of(Wire wire) const { return reinterpret_cast<const void*>(wire == Wire::bf16 ? plain : any); }
+    void (*bulk)(Call);
+    const void* of(Wire wire, const DeviceExchangeOptions& options) const {
+      return reinterpret_cast<const void*>(wire != Wire::bf16 ? any : options.bulk_bytes > 0 ? bulk : plain);
+    }
   };
   DeviceWay(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
             const DeviceExchangeOptions& device_options, Kernels dispatch, Kernels combine)
       : DeviceExchangeBase(workspace, gpu, options, memory, device_options),
-        dispatch_kernel_(dispatch.of(options.wire)),
-        combine_kernel_(combine.of(options.combine_wire)) {
+        dispatch_kernel_(dispatch.of(options.wire, device_options)),
+        combine_kernel_(combine.of(options.combine_wire, device_options)) {
     prepare(dispatch_kernel_);
     prepare(combine_kernel_);
   }
 
   void dispatch_send(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) override {
-    take_inputs(inputs, step);
-    launch(dispatch_kernel_, &parameters_, {true, false}, stream);
+    take_inputs(inputs, step, stream);
+    launch(dispatch_kernel(), &parameters_, {true, false}, stream);
   }
-  void dispatch_receive(DeviceStream stream) override { launch(dispatch_kernel_, &parameters_, {false, true}, stream); }
+  void dispatch_receive(DeviceStream stream) override { launch(dispatch_kernel(), &parameters_, {false, true}, stream); }
   void combine_send(std::span<const bf16* const> results, DeviceStream stream) override {
-    take_results(results);
-    launch(combine_kernel_, &parameters_, {true, false}, stream);
+    take_results(results, stream);
+    launch(combine_kernel(), &parameters_, {true, false}, stream);
   }
   void combine_receive(std::span<const DeviceOutput> outputs, DeviceStream stream) override {
-    take_outputs(outputs);
-    launch(combine_kernel_, &parameters_, {false, true}, stream);
+    take_outputs(outputs, stream);
+    launch(combine_kernel(), &parameters_, {false, true}, stream);
     share_outputs(stream);
   }
   void dispatch(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) override {
-    take_inputs(inputs, step);
-    launch(dispatch_kernel_, &parameters_, {}, stream);
+    take_inputs(inputs, step, stream);
+    launch(dispatch_kernel(), &parameters_, {}, stream);
   }
   void combine(std::span<const bf16* const> results, std::span<const DeviceOutput> outputs, DeviceStream stream) override {
-    take_results(results);
-    take_outputs(outputs);
-    bool in_place = true;  // then one CTA speaks at once for its rank, and all others only listen
+    take_results(results, stream);
+    take_outputs(outputs, stream);
+    // Then one CTA speaks at once for its rank, and all others only listen; other kernels send.
+    bool in_place = combine_kernel() == combine_kernel_;
     for (std::size_t i = 0; i < results.size(); ++i)
       in_place &= results[i] != nullptr && results[i] == result_rows(static_cast<int>(i));
-    launch(combine_kernel_, &parameters_, {true, true, in_place}, stream);
+    launch(combine_kernel(), &parameters_, {true, true, in_place}, stream);
     share_outputs(stream);
   }
 
  protected:
+  /// For the call at hand, whose inputs have been taken.
+  virtual const void* dispatch_kernel() const { return dispatch_kernel_; }
+  virtual const void* combine_kernel() const { return combine_kernel_; }
+
   Call parameters_;
   const void* dispatch_kernel_;
   const void* combine_kernel_;

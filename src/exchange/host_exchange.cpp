@@ -27,7 +27,7 @@ HostExchange::HostExchange(Workspace& workspace, const ExchangeOptions& options,
   const Areas areas = areas_of(memory, ranks());
   const ExchangeMemory own = exchange_memory(options);
   if (areas.end > workspace.bytes() || own.dispatch > memory.dispatch || own.combine > memory.combine ||
-      own.outputs > memory.outputs) {
+      own.outputs > memory.outputs || own.tagged_dispatch > memory.tagged_dispatch || own.tagged_combine > memory.tagged_combine) {
     throw InputError(fmt::format("way {} needs a workspace of {} bytes a rank, this one has {}", name(options.way),
                                  std::max(areas.end, own.heap_bytes(ranks())), workspace.bytes()));
   }
@@ -74,10 +74,12 @@ void HostExchange::run(CallPart part, const Half& half) {
       work(0);
     });
   }
+  const bool failed = std::find(done.begin(), done.end(), 0) != done.end();
+  if (failed) order_.fail();
   for (const std::exception_ptr& error : errors) {
     if (error) std::rethrow_exception(error);
   }
-  if (std::find(done.begin(), done.end(), 0) != done.end()) workspace_.throw_if_aborted();
+  if (failed) workspace_.throw_if_aborted();
 }
 
 void HostExchange::refuse(const InputError& error, int expected, int seen) {
@@ -112,9 +114,12 @@ void HostExchange::accept(const ExchangeInput& input, const Step& step) {
   offered_ = input;
   step_ = step;
   input_ = {input.tokens, options_.topk, input.hidden, input.ids, input.weights};
+  order_.dispatch(false);
 }
 
 void HostExchange::accept(const CombineOutput& output) {
+  order_.need_dispatch(false, name(options_.way));
+  order_.combine(false);
   if (input_.tokens > 0 && (tensor_parallel() ? output.all_out : output.out) == nullptr) {
     refuse(InputError(fmt::format("rank {} has no memory for the outputs of its {} tokens", rank(), input_.tokens)), 0, 0);
   }

@@ -7,6 +7,7 @@
 
 #include "exchange/all_gather.hpp"
 #include "exchange/arrivals.hpp"
+#include "exchange/call_order.hpp"
 #include "exchange/sending.hpp"
 #include "heddle/exchange.hpp"
 #include "signal/host_worker.hpp"
@@ -38,6 +39,8 @@ ExchangeShape shape_of(const ExchangeOptions& options);
 RowFormat wire_format(const ExchangeOptions& options);
 RowFormat returned_format(const ExchangeOptions& options);
 Areas areas_of(const ExchangeMemory& memory, int ranks);
+struct GatherTagged;
+GatherTagged tagged_of(const ExchangeOptions& options, const ExchangeMemory& memory, int ranks);
 
 /// A way's layout with `areas` filled in.
 template <class Layout>
@@ -77,7 +80,9 @@ class HostExchange : public Exchange {
   /// Checks the input before anything is written. What all ranks see alike is thrown alike; what only
   /// this rank sees also ends the others' waits.
   void accept(const ExchangeInput& input, const Step& step);
-  /// Likewise before combine_receive: outputs have a place, and slices fit the batch.
+  /// Before combine_send: there was a dispatch.
+  void accept_results() const { order_.need_dispatch(false, name(options_.way)); }
+  /// Likewise before combine_receive; and outputs have a place, slices fit the batch.
   void accept(const CombineOutput& output);
   /// Notes rows that this rank pushed to `peer`, or pulled from it.
   void count_rows(int peer, std::int64_t rows, std::size_t bytes_a_row);
@@ -109,6 +114,7 @@ class HostExchange : public Exchange {
   AllGatherLayout all_gather_;
   std::vector<int> experts_on_;
   ExchangeTraffic traffic_;
+  CallOrder order_;
   int local_experts_ = 0;
   int most_tokens_ = 0;
 };

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "exchange/elastic/layout.hpp"
-#include "exchange/gather/layout.hpp"
+#include "exchange/gather/tagged.hpp"
 #include "exchange/host_exchange.hpp"
 #include "exchange/low_latency/layout.hpp"
 #include "exchange/normal/layout.hpp"
@@ -81,7 +81,17 @@ RowFormat returned_format(const ExchangeOptions& options) {
 }
 
 Areas areas_of(const ExchangeMemory& memory, int ranks) {
-  return place_areas(ranks, memory.dispatch, memory.combine, memory.outputs);
+  Areas areas = place_areas(ranks, memory.dispatch, memory.combine, memory.outputs);
+  areas.end += align_up(memory.tagged_dispatch, 128) + align_up(memory.tagged_combine, 128);
+  return areas;
+}
+
+GatherTagged tagged_of(const ExchangeOptions& options, const ExchangeMemory& memory, int ranks) {
+  GatherTagged tagged;
+  tagged.combine = areas_of(memory, ranks).end - align_up(memory.tagged_combine, 128);
+  tagged.dispatch = tagged.combine - align_up(memory.tagged_dispatch, 128);
+  tagged.tokens = options.tagged_tokens;
+  return tagged;
 }
 
 namespace {
@@ -107,6 +117,10 @@ void check_options(const ExchangeOptions& options) {
   if (options.topk < 1) refuse(fmt::format("top-k is {}, at least 1 is needed", options.topk));
   if (options.cap < 1) refuse(fmt::format("the cap is {} rows, at least 1 is needed", options.cap));
   if (options.placement.ranks() < 1 || options.placement.experts() < 1) refuse("the placement names no ranks or no experts");
+  if (options.placement.is_everywhere() && options.way != Way::gather) {
+    refuse(fmt::format("every rank holds (a slice of) every expert: way {} sends tokens to the rank of an expert; take gather",
+                       name(options.way)));
+  }
   if (options.workers < 1 || options.workers > 64) refuse(fmt::format("{} workers a rank; 1 to 64 are possible", options.workers));
   if (!allows_layout(options.way, options.arrived)) {
     refuse(fmt::format("way {} cannot hand over the {} layout; it hands over {}", name(options.way), name(options.arrived),
@@ -117,6 +131,14 @@ void check_options(const ExchangeOptions& options) {
   }
   if (options.reduce == Reduce::home && options.way != Way::elastic) {
     refuse(fmt::format("reduce = home is elastic's; way {} has its own order of sums", name(options.way)));
+  }
+  if (options.tagged_tokens != 0) {
+    if (options.way != Way::gather || options.gather != GatherMode::padded)
+      refuse("tagged_tokens is for gather with blocks of one size (GatherMode::padded); leave it 0 elsewhere");
+    if (options.wire != Wire::bf16 || options.combine_wire != Wire::bf16)
+      refuse("tagged_tokens is for bf16 wires in both directions; leave it 0, or take Wire::bf16");
+    if (options.tagged_tokens < 0 || options.tagged_tokens > options.cap)
+      refuse(fmt::format("tagged_tokens is {}; 0 to the cap, {}, is possible", options.tagged_tokens, options.cap));
   }
   if (!options.extra_payloads.empty()) {
     if (options.way != Way::one_sided)
@@ -149,9 +171,14 @@ ExchangeMemory exchange_memory(const ExchangeOptions& options) {
   check_options(options);
   ExchangeMemory memory;
   switch (options.way) {
-    case Way::gather:
-      memory = memory_of(make_layout<GatherLayout>(options, {}));
+    case Way::gather: {
+      const auto layout = make_layout<GatherLayout>(options, {});
+      const GatherTagged tagged{0, 0, options.tagged_tokens};
+      memory = memory_of(layout);
+      memory.tagged_dispatch = tagged.dispatch_bytes(layout);
+      memory.tagged_combine = tagged.combine_bytes(layout);
       break;
+    }
     case Way::low_latency:
       memory = memory_of(make_layout<LowLatencyLayout>(options, {}));
       break;
@@ -187,6 +214,8 @@ void ExchangeMemory::include(const ExchangeMemory& other) {
   dispatch = std::max(dispatch, other.dispatch);
   combine = std::max(combine, other.combine);
   outputs = std::max(outputs, other.outputs);
+  tagged_dispatch = std::max(tagged_dispatch, other.tagged_dispatch);
+  tagged_combine = std::max(tagged_combine, other.tagged_combine);
 }
 
 std::size_t ExchangeMemory::heap_bytes(int ranks) const { return areas_of(*this, ranks).end; }
@@ -214,6 +243,7 @@ std::string describe(const ExchangeOptions& options) {
   line("workers", options.workers);
   line("queue_rows", options.queue_rows);
   line("chunk_rows", options.chunk_rows);
+  line("tagged_tokens", options.tagged_tokens);
   for (const std::size_t bytes : options.extra_payloads) line("extra_payload", bytes);
   return text;
 }

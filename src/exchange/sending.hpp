@@ -6,6 +6,7 @@
 
 #include "exchange/areas.hpp"
 #include "exchange/numbering.hpp"
+#include "heddle/routing.hpp"
 #include "signal/bulk.hpp"
 
 namespace heddle {
@@ -46,7 +47,11 @@ struct PlacementView {
   }
   /// A choice as `rank` sees it: its local expert, or -1.
   HEDDLE_HOST_DEVICE std::int32_t local_id(std::int32_t id, int rank) const {
-    return rank_of_choice(id) == rank ? local_index[id] : -1;
+    const bool some = id >= 0 && id < experts;
+    const int there = some ? id : 0;
+    const int home = rank_of[there];
+    const std::int32_t local = local_index[there];  // not behind the branch, so that both loads are on their way together
+    return some && (home == rank || home == every_rank) ? local : -1;
   }
 };
 
@@ -75,12 +80,12 @@ HEDDLE_PROTOCOL void tell(W& w, WordOf word_of, Value value) {
   const auto word = [&](int d) { return w.live(d) ? heap.template at<Word>(d, word_of(heap.rank)) : nullptr; };
   announce(w, heap.ranks, word, value);
 }
-/// The same where there is nothing to do before: nobody is waited for.
+/// The same where there is nothing to do before: nobody is waited for, and one worker speaks.
 template <Worker W, class WordOf, class Value>
-HEDDLE_PROTOCOL void tell_at_once(W& w, WordOf word_of, Value value) {
+HEDDLE_PROTOCOL void tell_at_once(W& w, WordOf word_of, Value value, int speaker = 0) {
   const HeapView heap = w.heap();
   const auto word = [&](int d) { return w.live(d) ? heap.template at<Word>(d, word_of(heap.rank)) : nullptr; };
-  if (w.index() == 0) announce_alone(w, heap.ranks, word, value);
+  if (w.index() == speaker) announce_alone(w, heap.ranks, word, value);
 }
 /// What every rank told, 0 where it is not live, for this worker's squad; the first squad leaves it in `values`
 /// [ranks]. Null on abort.

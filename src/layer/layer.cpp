@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "layer/arrived_rows.hpp"
+#include "layer/expert_bytes.hpp"
+#include "layer/expert_slices.hpp"
 #include "layer/options.hpp"
 #include "signal/fault.hpp"
 
@@ -26,8 +28,6 @@ class Stopwatch {
  private:
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
-
-std::uint64_t stored_bytes(const WeightMatrix& weights) { return weights.values.size() + weights.scales.size(); }
 
 void add_traffic(PhaseReport& phase, const ExchangeTraffic& traffic) {
   phase.remote_bytes += traffic.remote_bytes;
@@ -56,30 +56,30 @@ struct MoeLayer::Impl {
         rank(seat.rank),
         routed_count(static_cast<int>(weights.experts.size())),
         experts(make_experts()),
-        rows(weights.shape.hidden, weights.shape.topk, routed_count, exchange_settings.wire, expert_options().activation,
+        rows(weights.shape.hidden, weights.shape.topk, routed_count, exchange_settings.wire, arithmetic().activation,
              options.quantisation) {
     if (weights.shared && !fused()) {
       shared.emplace(std::vector<ExpertWeights>{weights.shared->weights}, weights.shape.hidden, weights.shared->intermediate,
-                     expert_options());
+                     arithmetic());
     }
   }
 
   bool fused() const { return weights.shared && options.shared == SharedMode::fused; }
   std::size_t hidden() const { return static_cast<std::size_t>(weights.shape.hidden); }
 
-  ExpertOptions expert_options() const {
-    ExpertOptions result;
-    result.activation = activation_of(weights.kind, options);
-    result.quantisation = options.quantisation;
-    result.clamp = clamp_of(weights.shape, options);
-    result.weight_at = options.weight_at;
-    return result;
-  }
+  ExpertOptions arithmetic() const { return expert_options(weights, options); }
 
-  HostExperts make_experts() const {
+  HostExperts make_experts() {
+    int intermediate = weights.shape.intermediate;
+    if (options.expert_slices) {
+      const SliceRange slice = slice_of_rank(intermediate, rank, weights.placement.ranks());
+      slices.emplace(weights.experts, slice);
+      weights.experts = slices->views();
+      intermediate = slice.count;
+    }
     std::vector<ExpertWeights> all = weights.experts;
     if (fused()) all.push_back(weights.shared->weights);
-    return HostExperts(std::move(all), weights.shape.hidden, weights.shape.intermediate, expert_options());
+    return HostExperts(std::move(all), weights.shape.hidden, intermediate, arithmetic());
   }
 
   bf16* reserve_results(std::size_t rows_needed) {
@@ -111,6 +111,7 @@ struct MoeLayer::Impl {
   Exchange& exchange;
   int rank;
   int routed_count;
+  std::optional<ExpertSlices> slices;  ///< what the weights view with expert_slices
   HostExperts experts;
   std::optional<HostExperts> shared;
   ActivationRows rows;
@@ -233,18 +234,7 @@ void MoeLayer::Impl::note_expert_bytes(const Arrived& arrived) {
   } else {
     for (std::size_t e = 0; e < touched.size(); ++e) touched[e] = arrived.counts[e] > 0;
   }
-  for (std::size_t e = 0; e < touched.size(); ++e) {
-    if (!touched[e]) continue;
-    report.gemm1.local_bytes += stored_bytes(weights.experts[e].gate) + stored_bytes(weights.experts[e].up);
-    report.gemm2.local_bytes += stored_bytes(weights.experts[e].down);
-  }
-  const Activation activation = expert_options().activation;
-  const std::uint64_t in = activation_format(weights.shape.hidden, activation, options.quantisation).reported_bytes();
-  const std::uint64_t middle = activation_format(weights.shape.intermediate, activation, options.quantisation).reported_bytes();
-  const auto intermediate = static_cast<std::uint64_t>(weights.shape.intermediate);
-  report.gemm1.local_bytes += report.rows_real * (in + 4 * intermediate);
-  report.activation.local_bytes += report.rows_real * (4 * intermediate + middle);
-  report.gemm2.local_bytes += report.rows_real * (middle + 2 * static_cast<std::uint64_t>(hidden()));
+  add_expert_bytes(report, weights, arithmetic(), experts.intermediate(), touched);
 }
 
 /// All of the input, or with any other way than gather under tensor-parallel attention this rank's slice of it.
@@ -263,13 +253,7 @@ void MoeLayer::Impl::check_batch(const LayerInput& input, const Step& step, cons
     throw InputError(fmt::format("rank {} has no memory for the outputs of its {} tokens", rank, input.tokens));
   }
   if (!options.tensor_parallel) return;
-  const int ranks = weights.placement.ranks();
-  const int slice = (step.max_tokens + ranks - 1) / ranks;
-  if (slice > options.cap) {
-    throw InputError(fmt::format(
-        "a batch of {} tokens is up to {} for each of {} ranks, the cap is {}; create the layer with a cap of at least {}",
-        step.max_tokens, slice, ranks, options.cap, slice));
-  }
+  longest_slice(step.max_tokens, weights.placement.ranks(), options.cap);
   if (input.tokens == step.max_tokens) return;
   seat.refuse(static_cast<std::uint64_t>(step.max_tokens), static_cast<std::uint64_t>(input.tokens));
   throw InputError(
@@ -296,10 +280,9 @@ void MoeLayer::Impl::forward(const LayerInput& input, const Step& step, bf16* ou
   check_batch(input, step, out);
   const bool slice = options.tensor_parallel && exchange_settings.gather != GatherMode::tensor_parallel;
   const int ranks = weights.placement.ranks();
-  const auto slice_begin = [&](int r) { return static_cast<int>(static_cast<long long>(input.tokens) * r / ranks); };
-  const int first = slice ? slice_begin(rank) : 0;
-  const LayerInput own = own_part(input, first, slice ? slice_begin(rank + 1) : input.tokens);
-  const Step own_step{slice ? (step.max_tokens + ranks - 1) / ranks : step.max_tokens, step.phase};
+  const int first = slice ? slice_begin(input.tokens, rank, ranks) : 0;
+  const LayerInput own = own_part(input, first, slice ? slice_begin(input.tokens, rank + 1, ranks) : input.tokens);
+  const Step own_step{slice ? longest_slice(step.max_tokens, ranks, options.cap) : step.max_tokens, step.phase};
   const Arrived arrived = exchange.dispatch({own.tokens, own.hidden, own.ids, own.weights, {}}, own_step);
   report.regroup.seconds = arrived.regroup_seconds;
   report.dispatch.seconds = watch.lap() - arrived.regroup_seconds;

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "layer/expert_slices.hpp"
+
 namespace heddle {
 
 namespace {
@@ -16,6 +18,18 @@ void check_shared(const LayerWeights& weights, const LayerOptions& options) {
         fmt::format("a shared expert of intermediate size {} cannot be fused with routed experts of {}; compute it alone",
                     weights.shared->intermediate, weights.shape.intermediate));
   }
+}
+
+void check_slices(const LayerWeights& weights, const LayerOptions& options) {
+  if (options.expert_slices != weights.placement.is_everywhere()) {
+    throw InputError(options.expert_slices
+                         ? "expert_slices need Placement::everywhere: every rank holds a slice of every expert"
+                         : "a placement of all experts on every rank needs expert_slices: each rank computes a slice of them");
+  }
+  if (!options.expert_slices) return;
+  if (weights.shared && options.shared == SharedMode::fused)
+    throw InputError("a shared expert cannot be fused with slices of routed experts: every rank has it whole; compute it alone");
+  slice_of_rank(weights.shape.intermediate, 0, weights.placement.ranks());
 }
 
 }  // namespace
@@ -44,6 +58,7 @@ ExchangeOptions exchange_options(const LayerWeights& weights, const LayerOptions
     throw InputError(fmt::format("the layer has {} experts, the placement {}", weights.shape.experts, weights.placement.experts()));
   }
   check_shared(weights, options);
+  check_slices(weights, options);
   ExchangeOptions exchange;
   exchange.way = options.way;
   exchange.hidden = weights.shape.hidden;
@@ -66,6 +81,14 @@ ExchangeOptions exchange_options(const LayerWeights& weights, const LayerOptions
   return exchange;
 }
 
+int longest_slice(int tokens, int ranks, int cap) {
+  const int longest = (tokens + ranks - 1) / ranks;
+  if (longest <= cap) return longest;
+  throw InputError(fmt::format(
+      "a batch of {} tokens is up to {} for each of {} ranks, the cap is {}; create the layer with a cap of at least {}", tokens,
+      longest, ranks, cap, longest));
+}
+
 std::string describe(const LayerWeights& weights, const LayerOptions& options) {
   const auto clamp = clamp_of(weights.shape, options);
   std::string text = describe(exchange_options(weights, options));
@@ -74,7 +97,7 @@ std::string describe(const LayerWeights& weights, const LayerOptions& options) {
                       clamp ? fmt::format("{}", *clamp) : "none");
   const bool fused = options.shared == SharedMode::fused;
   text += fmt::format("shared={}\n", weights.shared ? (fused ? "fused" : "alone") : "none");
-  return text + fmt::format("tensor_parallel={}\n", options.tensor_parallel);
+  return text + fmt::format("tensor_parallel={}\nexpert_slices={}\n", options.tensor_parallel, options.expert_slices);
 }
 
 Step agree_step(Group& group, int tokens, Phase phase) {

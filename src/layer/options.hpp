@@ -15,6 +15,26 @@ inline std::optional<float> clamp_of(const LayerShape& shape, const LayerOptions
   return options.clamp ? options.clamp : shape.clamp;
 }
 
+/// The arithmetic of a layer's experts, the shared one included.
+inline ExpertOptions expert_options(const LayerWeights& weights, const LayerOptions& options) {
+  ExpertOptions result;
+  result.activation = activation_of(weights.kind, options);
+  result.quantisation = options.quantisation;
+  result.clamp = clamp_of(weights.shape, options);
+  result.weight_at = options.weight_at;
+  return result;
+}
+
+/// Where rank `rank`'s slice of a batch begins that every rank has: tensor-parallel attention by ways other than gather.
+inline int slice_begin(int tokens, int rank, int ranks) { return static_cast<int>(static_cast<long long>(tokens) * rank / ranks); }
+/// The tokens of the longest of those slices. Throws InputError where they are more than the cap.
+int longest_slice(int tokens, int ranks, int cap);
+
+/// Where a layer's experts live on so many ranks where nothing else is said.
+inline Placement default_placement(const LayerShape& shape, int ranks, const LayerOptions& options) {
+  return options.expert_slices ? Placement::everywhere(shape.experts, ranks) : Placement::contiguous(shape.experts, ranks);
+}
+
 /// The layout that a runner takes from a way; whether the way can hand it over is another question.
 inline ArrivedLayout layout_of(Way way, RunnerKind runner) {
   switch (runner) {

@@ -43,6 +43,10 @@ void RowCounts::count(int rank, const ExchangeInput& input) {
     for (int choice = 0; choice < options_.topk; ++choice) {
       const std::int32_t id = input.ids[static_cast<std::ptrdiff_t>(token) * options_.topk + choice];
       if (id < 0) continue;
+      if (options_.placement.is_everywhere()) {  // an arrived row has the choice on every rank
+        for (int& pairs : sent.pairs) ++pairs;
+        continue;
+      }
       const auto to = static_cast<std::size_t>(options_.placement.rank_of(id));
       ++sent.pairs[to];
       if (last[to] != token) ++sent.rows[to];

@@ -12,20 +12,22 @@
 namespace heddle::reference {
 
 namespace {
-/// Steps 3 and 4 without the weight: clamp and SwiGLU, rounded to f32. A NaN fails every comparison and passes the clamp.
+/// Steps 3 and 4 without the weight: clamp and SwiGLU, every operation rounded to f32. A scale of a group is a multiple of its
+/// largest v, so a rounding left out here decides ties of step 5 another way. A NaN fails every comparison and passes the clamp.
 float activate(bf16 gate, bf16 up, const std::optional<float>& clamp) {
-  double g = to_float(gate);
-  double u = to_float(up);
+  float g = to_float(gate);
+  float u = to_float(up);
   if (clamp) {
-    const double limit = *clamp;
+    const float limit = *clamp;
     g = g > limit ? limit : g;
     u = u > limit ? limit : (u < -limit ? -limit : u);
   }
-  // f32 has no exponential above its largest number; that is a rule, not a rounding, so it holds here too.
-  const double exponential = std::exp(-g);
+  // f32 has no exponential above its largest number.
+  const double exponential = std::exp(-static_cast<double>(g));
   const bool overflows = exponential > std::numeric_limits<float>::max();
-  const double divisor = overflows ? std::numeric_limits<double>::infinity() : 1.0 + exponential;
-  return static_cast<float>(g / divisor * u);
+  const float divisor = 1.0f + (overflows ? std::numeric_limits<float>::infinity() : static_cast<float>(exponential));
+  const float activated = g / divisor;
+  return activated * u;
 }
 }  // namespace
 

@@ -46,6 +46,19 @@ Placement Placement::from_map(std::vector<int> rank_of, int ranks) {
   return placement;
 }
 
+Placement Placement::everywhere(int experts, int ranks) {
+  check_counts(static_cast<std::size_t>(std::max(experts, 0)), ranks);
+  Placement placement;
+  placement.rank_of_.assign(static_cast<std::size_t>(experts), every_rank);
+  for (int expert = 0; expert < experts; ++expert) placement.local_index_.push_back(expert);
+  placement.offsets_.push_back(0);
+  for (int rank = 0; rank < ranks; ++rank) {
+    placement.experts_.insert(placement.experts_.end(), placement.local_index_.begin(), placement.local_index_.end());
+    placement.offsets_.push_back(static_cast<int>(placement.experts_.size()));
+  }
+  return placement;
+}
+
 std::span<const int> Placement::experts_of(int rank) const {
   const auto begin = static_cast<std::size_t>(offsets_[static_cast<std::size_t>(rank)]);
   const auto end = static_cast<std::size_t>(offsets_[static_cast<std::size_t>(rank) + 1]);

@@ -66,15 +66,21 @@ __device__ __noinline__ inline bool meet_by_counting(const DeviceTeam& team, int
   bool fine = true;
   if (threadIdx.x == 0) {
     constexpr Word next = Word{1} << 32;
-    Word* met = &team.counters[rank - team.heap.rank].met;
+    TeamCounters* counters = &team.counters[rank - team.heap.rank];
+    Word* met = &counters->met;
     const Word before = ptx::add_acquire_release_gpu(met, 1);
     const bool last = before % next + 1 == gridDim.x;
     if (last) ptx::add_acquire_release_gpu(met, next - gridDim.x);
     std::uint64_t since = 0;
+    Word moved = 0;
     for (std::uint32_t look = 0; fine && !last; ++look) {
       const Word seen = ptx::load_acquire_gpu(met);
       if (seen / next != before / next) break;
       if (look % 64 != 0) continue;
+      // While fellow workers move rows nobody is missing.
+      const Word progress = ptx::load_relaxed_system(&counters->moved);
+      if (progress != moved) since = 0;
+      moved = progress;
       since = go_on_waiting(team, rank, since, {WordKind::team, rank, -1}, gridDim.x, seen % next);
       fine = since != 0;
     }

@@ -108,6 +108,17 @@ class RowSum {
     }
   }
 
+  /// The last term, and the only rounding, of eight columns.
+  __device__ static void finish_chunk(bf16* out, int at, float* sum, const SumFormat& format, const LastTerm& last) {
+    if (last.row != nullptr) {
+      RawEight<Wire::bf16> shared;
+      shared.load(reinterpret_cast<const std::byte*>(last.row), at, format.row);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum[i] = sum[i] + __fmul_rn(last.factor, shared.value(i, format.row));
+    }
+    store_eight(out + at, sum);
+  }
+
  private:
   /// Out of line: whoever sums bf16 rows need not step over it.
   template <class Terms>
@@ -160,15 +171,6 @@ class RowSum {
         if (at + c * step < end) finish_chunk(out, at + c * step, sums[c], format, last);
       }
     }
-  }
-  __device__ static void finish_chunk(bf16* out, int at, float* sum, const SumFormat& format, const LastTerm& last) {
-    if (last.row != nullptr) {
-      RawEight<Wire::bf16> shared;
-      shared.load(reinterpret_cast<const std::byte*>(last.row), at, format.row);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) sum[i] = sum[i] + __fmul_rn(last.factor, shared.value(i, format.row));
-    }
-    store_eight(out + at, sum);
   }
   /// The instruction rounds as to_bf16 does, but for the bits of a NaN.
   __device__ static void store_eight(bf16* out, const float* values) {

@@ -2,6 +2,7 @@
 // where faults are shown to it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "heddle/group.hpp"
@@ -27,10 +28,19 @@ struct HostFault {
 
 /// How the CTAs of one rank meet where hardware does not do it: arrivals at a meeting, and in the upper half how many meetings
 /// there have been. No arrivals when nothing runs, but after a fault; so launches may have different numbers of CTAs.
-struct TeamCounters {
+struct alignas(32) TeamCounters {
   Word met = 0;
   Word waited = 0;  ///< nanoseconds that the first squad waited and no call has counted yet; only with tallies
+  Word moved = 0;   ///< counts what note_progress() told
 };
+
+/// How a kernel moves rows: any wire; bf16 alone, without any conversion; the same, long ones by bulk copies (device_bulk.cuh).
+enum class RowMover : std::uint8_t { any, plain, bulk };
+
+constexpr int bulk_slot_bytes = 4096;
+constexpr int bulk_slots = 32;  ///< of all warps of a CTA: two each of 16, four of 8
+/// Shared memory that bulk copies want of a CTA: slots, a barrier each, and room to align them.
+constexpr std::size_t bulk_ring_bytes = bulk_slots * (bulk_slot_bytes + sizeof(std::uint64_t)) + 128;
 
 struct DeviceTeam {
   HeapView heap;  ///< of the first rank of this launch

@@ -6,28 +6,36 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "signal/device_bulk.cuh"
 #include "signal/device_faults.cuh"
 #include "signal/device_numbers.cuh"
 #include "signal/device_rows.cuh"
 #include "signal/device_send.cuh"
+#include "signal/device_tagged.cuh"
 #include "signal/device_team.hpp"
 #include "signal/ptx.cuh"
 #include "signal/worker.hpp"
 
 namespace heddle {
 
-/// `plain`: rows travel as bf16 and nothing else, so that kernels of such a call hold no conversions and step over none.
-template <bool plain>
-class DeviceWorker : public WarpNumbers {
+/// Where rows travel as bf16 and nothing else, kernels hold no conversions and step over none.
+template <RowMover mover>
+class DeviceWorker : public WarpNumbers, private BulkRing<mover == RowMover::bulk> {
+  static constexpr bool bulk = mover == RowMover::bulk;
+  static constexpr bool plain = mover != RowMover::any;
+  using Ring = BulkRing<bulk>;
+
  public:
   static constexpr bool is_warp = true;
   struct Patience {
     std::uint64_t since = 0;
   };
 
-  /// `shared`: the squad's memory, `shared_bytes` of it.
-  __device__ DeviceWorker(const DeviceTeam& team, CallPart part, std::byte* shared, std::size_t shared_bytes)
+  /// `shared`: the squad's memory, `shared_bytes` of it, and behind it with bulk copies bulk_ring_bytes more; `bulk_bytes`: the
+  /// least that they take.
+  __device__ DeviceWorker(const DeviceTeam& team, CallPart part, std::byte* shared, std::size_t shared_bytes, int bulk_bytes = 0)
       : WarpNumbers(static_cast<int>(threadIdx.x) % lanes_of_warp),
+        Ring(lane(), shared + shared_bytes, bulk_bytes),
         team_(team),
         heap_(team.heap),
         shared_(shared),
@@ -89,20 +97,33 @@ class DeviceWorker : public WarpNumbers {
   template <class To>
   __device__ void send_row(int n, To to, const bf16* from, const RowFormat& format, const RowPart& part) {
     verb();
+    if constexpr (bulk) {
+      const int passes = (format.hidden + row_piece_values - 1) / row_piece_values;
+      const std::size_t begin = sizeof(bf16) * static_cast<std::size_t>(part.begin(passes) * row_piece_values);
+      const std::size_t end = sizeof(bf16) * static_cast<std::size_t>(min(part.end(passes) * row_piece_values, format.hidden));
+      if (Ring::takes(end - begin)) return Ring::copy(n, to, reinterpret_cast<const std::byte*>(from), begin, end);
+    }
     RowSender<plain>::send(lane(), n, to, from, format, part);
   }
   template <class To>
   __device__ void copy_row_to(int n, To to, const std::byte* from, const RowFormat& format, const RowPart& part) {
     verb();
     const int vectors = static_cast<int>(format.row_bytes() / 16);
+    if constexpr (bulk) {
+      const std::size_t begin = 16 * static_cast<std::size_t>(part.begin(vectors));
+      const std::size_t end = 16 * static_cast<std::size_t>(part.end(vectors));
+      if (Ring::takes(end - begin)) return Ring::copy(n, to, from, begin, end);
+    }
     copy_vectors(lane(), n, to, from, part.begin(vectors), part.end(vectors));
   }
   __device__ Ticket copy_row(std::byte* to, const std::byte* from, const RowFormat& format) {
     copy_row_to(1, [to](int) { return to; }, from, format, {});
+    if constexpr (bulk) return {Ring::has_stored() ? 1u : 0u};
     return {};
   }
   __device__ Ticket copy_bytes(void* to, const void* from, std::size_t bytes) {
     verb();
+    order();
     const auto bits = reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from) | bytes;
     if (bits % 16 == 0) {
       copy_vectors(
@@ -120,10 +141,19 @@ class DeviceWorker : public WarpNumbers {
     send_row(1, [to](int) { return to; }, from, format, {});
     return {};
   }
-  __device__ void complete(Ticket) { __syncwarp(); }
-  __device__ void complete_all() { __syncwarp(); }
+  __device__ void complete(Ticket ticket) {
+    if constexpr (bulk) {
+      if (ticket.number != 0) Ring::finish();
+    }
+    __syncwarp();
+  }
+  __device__ void complete_all() {
+    if constexpr (bulk) Ring::finish();
+    __syncwarp();
+  }
   __device__ void add_words(std::byte* to, const std::byte* from, std::size_t bytes) {
     verb();
+    order();
     for (std::size_t i = static_cast<std::size_t>(lane()); i < bytes / 4; i += lanes_of_warp) {
       reinterpret_cast<std::uint32_t*>(to)[i] += reinterpret_cast<const std::uint32_t*>(from)[i];
     }
@@ -192,7 +222,40 @@ class DeviceWorker : public WarpNumbers {
     __syncwarp();
     const int pieces = (format.row.hidden + row_piece_values - 1) / row_piece_values;
     const int end = part.end(pieces) * row_piece_values;
+    order();
+    if constexpr (bulk) {
+      const int begin = part.begin(pieces) * row_piece_values;
+      const int stop = min(end, format.row.hidden);
+      if (Ring::takes(sizeof(bf16) * static_cast<std::size_t>(stop - begin))) {
+        Ring::sum(out, n, terms, format, last, begin, stop);
+        return order();
+      }
+    }
     RowSum<plain>::sum(lane(), out, n, terms, format, last, part.begin(pieces) * row_piece_values, min(end, format.row.hidden));
+  }
+  template <class To>
+  __device__ void send_tagged(int n, To to, const std::byte* from, int words, const RowPart& part) {
+    verb();
+    tagged().send(n, to, from, words, part);
+  }
+  template <class To, class Value>
+  __device__ void send_tagged_values(int n, To to, int count, Value value) {
+    verb();
+    tagged().send_values(n, to, count, value);
+  }
+  __device__ Taken take_tagged(std::byte* to, const TaggedRow& row, int words, const RowPart& part) {
+    verb();
+    return tagged().take(to, row, words, part);
+  }
+  template <class F>
+  __device__ Taken take_tagged_values(const TaggedRow& row, int first, int count, F f) {
+    verb();
+    return tagged().take_values(row, first, count, f);
+  }
+  template <class Rows>
+  __device__ bool reduce_tagged(bf16* out, int n, Rows rows, const SumFormat& format, const LastTerm& last, const RowPart& part) {
+    verb();
+    return tagged().sum(out, n, rows, format, last, part);
   }
   /// Pieces are 512 values at least.
   __device__ int part_bits(int rows, int hidden) const {
@@ -301,6 +364,7 @@ class DeviceWorker : public WarpNumbers {
     }
     value = word_value(__shfl_sync(all_lanes, seen, 0));
     __syncwarp();  // what lane 0 acquired, all lanes may read
+    order();
     return __shfl_sync(all_lanes, static_cast<int>(arrived), 0) != 0;
   }
   /// Every squad looks for itself, a word a thread: as many squads are looked for as this launch has, and then the rest.
@@ -322,10 +386,10 @@ class DeviceWorker : public WarpNumbers {
       std::uint32_t found = 0;
       if (words != nullptr) fine = hear_squad(words, squad, name(i), found);
       // More squads than here: whoever looks for the last of ours looks for the others too.
-      for (int more = squads; fine && squad == squads - 1 && more < static_cast<int>(found >> value_bits); ++more)
+      for (int more = squads; fine && squad == squads - 1 && more < static_cast<int>(found >> announced_bits); ++more)
         fine = hear_squad(words, more, name(i), found);
       if (squad == 0 && mine != nullptr) {
-        const auto value = static_cast<std::int32_t>(found & ((1u << value_bits) - 1u));
+        const int value = announced_value(found);
         mine[i] = value;
         if (first_squad()) values[i] = value;
       }
@@ -333,6 +397,7 @@ class DeviceWorker : public WarpNumbers {
     }
     if (seen != nullptr) *seen = mine;
     fine = __syncthreads_and(static_cast<int>(fine)) != 0;
+    order();
     if (times_waits()) ptx::add_relaxed_gpu(&counters()->waited, ptx::nanoseconds());
     return fine;
   }
@@ -342,6 +407,7 @@ class DeviceWorker : public WarpNumbers {
     if (lane() == 0) seen = ptx::load_acquire_system(word);
     seen = __shfl_sync(all_lanes, seen, 0);
     __syncwarp();  // what lane 0 acquired, all lanes may read
+    order();
     value = word_value(seen);
     return word_tag(seen) == epoch_;
   }
@@ -362,9 +428,13 @@ class DeviceWorker : public WarpNumbers {
 
   // --- Meeting ---
 
+  __device__ void note_progress() {
+    if (lane() == 0) ptx::add_relaxed_gpu(&counters()->moved, 1);
+  }
   __device__ bool squad_barrier() {
     verb();
     __syncthreads();
+    order();
     return true;
   }
   /// All warps of the rank; those that have left do not hold it up. Few CTAs are one CTA or one cluster and meet
@@ -379,6 +449,7 @@ class DeviceWorker : public WarpNumbers {
     } else {
       fine = meet_by_counting(team_, heap_.rank);
     }
+    order();
     // Who gave up comes here too, and nobody may go on to what it has left undone.
     if (threadIdx.x == 0) fine &= !aborted();
     return __syncthreads_and(static_cast<int>(fine)) != 0;
@@ -406,14 +477,19 @@ class DeviceWorker : public WarpNumbers {
     if (longest_delay_ != 0) delays_ = delay(*team_.settings, index(), delays_);
   }
 
-  static constexpr int value_bits = 24;  ///< of an announcement; above them is how many squads speak
+  /// Memory was ordered, or this warp writes what a bulk copy may read: the next one comes after it.
+  __device__ void order() {
+    if constexpr (bulk) Ring::order();
+  }
+
+  __device__ WarpTagged tagged() const { return {team_, heap_.rank, lane(), epoch_}; }
 
   template <class WordOf, class Value>
   __device__ void speak(int n, WordOf word, Value value, int squad, int squads) {
 #pragma unroll 1
     for (int i = lane(); i < n; i += lanes_of_warp) {
       Word* words = word(i);
-      const std::uint32_t said = static_cast<std::uint32_t>(value(i)) | static_cast<std::uint32_t>(squads) << value_bits;
+      const std::uint32_t said = static_cast<std::uint32_t>(value(i)) | static_cast<std::uint32_t>(squads) << announced_bits;
       if (words != nullptr) ptx::store_release_system(words + squad, pack_word(epoch_, said));
     }
     __syncwarp();
@@ -425,7 +501,7 @@ class DeviceWorker : public WarpNumbers {
       const Word first = ptx::load_acquire_system(words);
       const Word own = squad == 0 ? first : ptx::load_acquire_system(words + squad);
       found = word_value(first);
-      if (word_tag(first) == epoch_ && (word_tag(own) == epoch_ || squad >= static_cast<int>(found >> value_bits))) return true;
+      if (word_tag(first) == epoch_ && (word_tag(own) == epoch_ || squad >= static_cast<int>(found >> announced_bits))) return true;
       if (look % 64 != 0) continue;
       since = go_on_waiting(team_, heap_.rank, since, name, pack_word(epoch_, 0), word_tag(first) == epoch_ ? own : first);
       if (since == 0) return false;

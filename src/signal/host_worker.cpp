@@ -90,13 +90,18 @@ bool HostWorker::wait(const Word* word, const WordName& name, std::uint64_t expe
   for (int look = 0; look < team_.spins; ++look) {
     if (arrived(atomic.load(std::memory_order_acquire))) return true;
   }
-  const auto since = Clock::now();
+  auto since = Clock::now();
+  std::uint64_t moved = progress();
   const Doorbell bell(*team_.heap.mine<HeapHeader>(0));
   for (;;) {
     const std::uint32_t rung = bell.read();
     const Word seen = atomic.load(std::memory_order_acquire);
     if (arrived(seen)) return true;
     if (aborted()) return false;
+    if (name.kind == WordKind::team && progress() != moved) {
+      moved = progress();
+      since = Clock::now();
+    }
     const auto left = longest - (Clock::now() - since);
     if (left <= std::chrono::nanoseconds(0)) {
       fail(name, expected, seen);
@@ -121,6 +126,17 @@ bool HostWorker::peek(const Word* word, std::uint32_t& value) {
   return word_tag(seen) == epoch_;
 }
 
+bool HostWorker::take_word(const Word* word, const WordName& name, std::uint32_t& value) {
+  Word seen = std::atomic_ref<Word>(*const_cast<Word*>(word)).load(std::memory_order_relaxed);
+  const auto arrived = [&](Word now) {
+    seen = now;
+    return word_tag(now) == epoch_;
+  };
+  const bool there = arrived(seen) || wait(word, name, pack_word(epoch_, 0), team_.deadline, arrived);
+  value = word_value(seen);
+  return there;
+}
+
 HostWorker::Patience HostWorker::look() {
   verb();
   return {Clock::now(), Doorbell(*team_.heap.mine<HeapHeader>(0)).read()};
@@ -142,6 +158,8 @@ bool HostWorker::rest(Patience& patience, const WordName& name, Word expected, W
   patience.rung = bell.read();
   return true;
 }
+
+void HostWorker::note_progress() { std::atomic_ref<std::uint64_t>(team_.progress).fetch_add(1, std::memory_order_relaxed); }
 
 bool HostWorker::team_barrier() {
   verb();

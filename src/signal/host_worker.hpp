@@ -25,6 +25,7 @@ struct HostTeam {
   const std::vector<bool>* live = nullptr;             ///< null: all
   int spins = 0;                                       ///< looks at a word before sleeping
   const std::function<void()>* before_verb = nullptr;  ///< tests inject delays here
+  mutable std::uint64_t progress = 0;                  ///< counts what note_progress() told
 };
 
 /// Before the workers of a rank start a half: none of them is inside a barrier, and their number may
@@ -81,8 +82,59 @@ class HostWorker : public OneLane<HostWorker> {
   bool acquire(const Word* word, const WordName& name, std::uint32_t& value) { return acquire_at_least(word, name, 0, value); }
   bool acquire_at_least(const Word* word, const WordName& name, std::uint32_t least, std::uint32_t& value);
   bool peek(const Word* word, std::uint32_t& value);
+  template <class To>
+  void send_tagged(int n, To to, const std::byte* from, int words, const RowPart&) {
+    send_tagged_values(n, to, words, [from](int i) {
+      std::uint32_t value = 0;
+      std::memcpy(&value, from + tagged_bytes_a_word * static_cast<std::size_t>(i), sizeof value);
+      return value;
+    });
+  }
+  template <class To, class Value>
+  void send_tagged_values(int n, To to, int count, Value value) {
+    verb();
+    for (int d = 0; d < n; ++d) {
+      Word* place = to(d);
+      if (place == nullptr) continue;
+      for (int i = 0; i < count; ++i) std::atomic_ref<Word>(place[i]).store(pack_word(epoch_, value(i)), std::memory_order_relaxed);
+      ring(*team_.heap.at<HeapHeader>(team_.heap.owner(place), 0));
+    }
+  }
+  Taken take_tagged(std::byte* to, const TaggedRow& row, int words, const RowPart& = {}) {
+    return take_tagged_values(row, 0, words, [to](int i, std::uint32_t value) {
+      std::memcpy(to + tagged_bytes_a_word * static_cast<std::size_t>(i), &value, sizeof value);
+    });
+  }
+  template <class F>
+  Taken take_tagged_values(const TaggedRow& row, int first, int count, F f) {
+    verb();
+    std::uint32_t value = 0;
+    if (row.count != nullptr) {
+      if (!take_word(row.count, row.name, value)) return Taken::gave_up;
+      if (announced_value(value) <= row.number) return Taken::none;
+    }
+    for (int i = 0; i < count; ++i) {
+      if (!take_word(row.words + first + i, row.name, value)) return Taken::gave_up;
+      f(i, value);
+    }
+    return Taken::here;
+  }
+  template <class Rows>
+  bool reduce_tagged(bf16* out, int n, Rows rows, const SumFormat& format, const LastTerm& last, const RowPart& = {}) {
+    start_sum(format.row.hidden);
+    std::byte* taken = staging(format.row);
+    for (int i = 0; i < n; ++i) {
+      const TaggedRow row = rows(i);
+      if (row.words == nullptr) continue;
+      if (take_tagged(taken, row, static_cast<int>(format.row.row_bytes() / tagged_bytes_a_word)) != Taken::here) return false;
+      add_to_sum({taken}, format);
+    }
+    finish_sum(out, format.row.hidden, last);
+    return true;
+  }
   Patience look();
   bool rest(Patience& patience, const WordName& name, Word expected, Word seen);
+  void note_progress();
   bool team_barrier();
   template <class Terms>
   void reduce_rows(bf16* out, int n, Terms terms, const SumFormat& format, const LastTerm& last, const RowPart& = {}) {
@@ -102,10 +154,14 @@ class HostWorker : public OneLane<HostWorker> {
     if (team_.before_verb != nullptr) (*team_.before_verb)();
   }
   bool aborted() const;
+  /// Waits until a word carries this call's tag; orders nothing.
+  bool take_word(const Word* word, const WordName& name, std::uint32_t& value);
   void fail(const WordName& name, std::uint64_t expected, std::uint64_t seen);
-  /// Looks again and again, asleep in between, until `arrived` holds; false on abort or deadline.
+  /// Looks again and again, asleep in between, until `arrived` holds; false on abort or deadline. For the team the clock
+  /// starts anew whenever a fellow worker has noted progress.
   template <class Arrived>
   bool wait(const Word* word, const WordName& name, std::uint64_t expected, std::chrono::nanoseconds longest, Arrived arrived);
+  std::uint64_t progress() const { return std::atomic_ref<std::uint64_t>(team_.progress).load(std::memory_order_relaxed); }
   void start_sum(int hidden);
   void add_to_sum(const SumTerm& term, const SumFormat& format);
   void finish_sum(bf16* out, int hidden, const LastTerm& last);

@@ -22,6 +22,19 @@ __device__ inline std::uint64_t load_relaxed_system(const std::uint64_t* address
   asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
   return value;
 }
+/// Two words side by side, aligned to both: one access of 16 bytes, of which each word by itself is whole.
+struct WordPair {
+  std::uint64_t first = 0;
+  std::uint64_t second = 0;
+};
+__device__ inline void store_relaxed_system(std::uint64_t* address, const WordPair& pair) {
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(pair.first), "l"(pair.second) : "memory");
+}
+__device__ inline WordPair load_pair_relaxed_system(const std::uint64_t* address) {
+  WordPair pair;
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(pair.first), "=l"(pair.second) : "l"(address) : "memory");
+  return pair;
+}
 __device__ inline std::uint64_t load_acquire_gpu(const std::uint64_t* address) {
   std::uint64_t value;
   asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
@@ -65,6 +78,66 @@ __device__ inline std::uint32_t cluster_ctas() {
 __device__ inline void cluster_barrier_release_acquire() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
+
+// --- Bulk copies: the copy engine of an SM, which reaches memory through a proxy of its own. Sizes are multiples of 16 bytes, and
+// addresses of 16; `shared` addresses are those of shared_address(). ---
+
+__device__ inline std::uint32_t shared_address(const void* address) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(address));
+}
+/// What this thread did with ordinary loads and stores, or knows of others, comes before its bulk copies, and the reverse.
+__device__ inline void fence_proxies() { asm volatile("fence.proxy.async;" ::: "memory"); }
+/// The same for the CTA's shared memory alone.
+__device__ inline void fence_shared_proxies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+/// A barrier in shared memory whose phase ends when `arrivals` threads have come and the bytes that they expect are there.
+__device__ inline void make_barrier(std::uint32_t barrier, std::uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+/// New barriers are seen by the copy engine.
+__device__ inline void fence_new_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ inline void arrive_expecting(std::uint32_t barrier, std::uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+/// Waits for the end of the phase of this parity, at most for as long as the hardware likes; true when it has ended.
+__device__ inline bool wait_for_phase(std::uint32_t barrier, std::uint32_t parity) {
+  std::uint32_t ended;
+  asm volatile(
+      "{\n.reg .pred ended;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 ended, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, ended;\n}"
+      : "=r"(ended)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return ended != 0;
+}
+/// Memory of any GPU to shared memory; `barrier` counts the bytes.
+__device__ inline void load_bulk(std::uint32_t to, const void* from, std::uint32_t bytes, std::uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+               "r"(bytes), "r"(barrier)
+               : "memory");
+}
+/// Shared memory to memory of any GPU; belongs to this thread's next group.
+__device__ inline void store_bulk(void* to, std::uint32_t from, std::uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+/// 16 bytes by ordinary means.
+__device__ inline uint4 load_shared(std::uint32_t address) {
+  uint4 value;
+  asm volatile("ld.shared::cta.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+__device__ inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+/// All but the last `groups` groups of this thread have read what they store.
+template <int groups>
+__device__ inline void wait_until_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(groups) : "memory");
+}
+/// All groups of this thread have been written where they go.
+__device__ inline void wait_until_written() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
 /// Nearest bf16 values, `low` in the lower half; NaN has its own bits.
 __device__ inline std::uint32_t to_bf16_pair(float low, float high) {
   std::uint32_t pair;

@@ -36,6 +36,23 @@ struct SumTerm {
   float weight = 1.0f;
 };
 
+/// A row that comes as words with this call's tag (null: it is not waited for). `count`, unless null, is the word of an
+/// announcement that tells how many rows come; this one is row `number` of them.
+struct TaggedRow {
+  const Word* words = nullptr;
+  const Word* count = nullptr;
+  int number = 0;
+  WordName name;  ///< of its words, in errors
+};
+constexpr std::size_t tagged_bytes_a_word = 4;  ///< of data
+/// What became of such a row: it is here, it does not come, or the wait gave up.
+enum class Taken : std::uint8_t { here, none, gave_up };
+/// An announced value has so many bits; above them squads say how many they are.
+constexpr int announced_bits = 24;
+HEDDLE_HOST_DEVICE constexpr int announced_value(std::uint32_t said) {
+  return static_cast<int>(said & ((1u << announced_bits) - 1u));
+}
+
 /// How the rows of a sum are read: their format, and whether their weights apply (fmaf) or not (add).
 struct SumFormat {
   RowFormat row;
@@ -61,6 +78,9 @@ struct RowPart {
 /// Items are rows in 2^bits parts each.
 HEDDLE_HOST_DEVICE inline int row_of(int item, int bits) { return item >> bits; }
 HEDDLE_HOST_DEVICE inline RowPart part_of(int item, int bits) { return {item & ((1 << bits) - 1), bits}; }
+
+/// Most columns of a spread: the threads of the smallest launch. Wider tables are spread in pieces.
+constexpr int most_spread_columns = 256;
 
 /// What a sum ends with, before its only rounding: a bf16 row times a factor, or nothing.
 struct LastTerm {
@@ -88,11 +108,19 @@ struct LastTerm {
 //   w.acquire(word, name, v)   waits until the word carries this epoch, then v = its value (acquire)
 //   w.acquire_at_least(word, name, least, v)   likewise, and until the value is at least `least`
 //   w.peek(word, v)            as acquire without waiting: false if the word is not of this epoch
+//   w.send_tagged(n, to, from, words, part)  a row to the words to(i) for i < n (null: left out): four bytes and this call's tag in
+//                              each, in no order; an even number of words, at places where nothing else is ever written
+//   w.send_tagged_values(n, to, count, value)  likewise value(i), four bytes, for i < count
+//   w.take_tagged(to, row, words, part)  waits until such a row's words carry this call's tag, then puts it to `to`; orders
+//                              nothing else. Taken::none where the row's count says that it does not come
+//   w.take_tagged_values(row, first, count, f)  likewise f(i, value) for the words from `first` on, each by one lane
+//   w.reduce_tagged(out, n, rows, format, last, part)  as reduce_rows, over bf16 rows that come as words; false on abort
 //   w.look()                   a wait made of peeks begins: call before the first peek of a round
 //   w.rest(patience, name, expected, seen)   between rounds that found nothing: sleeps until some word of this
 //                              rank's part changes; false when the deadline since look() has passed.
 //                              expected, seen: words as they are, epoch included, for the error
 //   w.team_barrier()           all workers of this rank; orders their writes
+//   w.note_progress()          rows move: fellow workers that wait at the team barrier begin their wait anew
 //   w.squad_barrier()          all workers of this squad; orders their writes
 //   w.last_of_team()           host: true for the last worker of the rank that comes here; it has seen what all did before
 //   w.enumerate_sets, w.enumerate_kinds  exact numbers of one worker's items, see numbering.hpp
@@ -104,8 +132,8 @@ struct LastTerm {
 //   w.prefix_sums(n, values, stride)  values[i * stride] becomes the sum of the earlier ones; returns the sum of all
 //   w.sum_values(n, values)    their sum
 //   w.part_bits(rows, hidden)  rows are divided into 2^bits parts, so that all workers have some
-//   w.spread(rows, columns, f) f(row, column), dealt over all lanes of the rank; w.load(p): a value of 4 or 8 bytes in the heap,
-//                              by one lane, inside of it
+//   w.spread(rows, columns, f) f(row, column), dealt over all lanes of the rank, at most most_spread_columns; w.load(p): a value
+//                              of 4 or 8 bytes in the heap, by one lane, inside of it
 //   w.reduce_rows(out, n, terms, format, last, part)  out = bf16(sum over i < n of terms(i), then last.factor * last.row)
 // What a thread does one by one and a warp side by side is in bulk.hpp.
 template <class W>
@@ -128,6 +156,7 @@ concept Worker = requires(W& w, Word* word, const Word* seen, std::uint32_t& val
   w.publish(word, 1u);
   { w.acquire(seen, name, value) } -> std::convertible_to<bool>;
   { w.peek(seen, value) } -> std::convertible_to<bool>;
+  w.note_progress();
   { w.team_barrier() } -> std::convertible_to<bool>;
 };
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "exchange/normal/layout.hpp"
+#include "explorer/squad_worker.hpp"
 #include "explorer/worker.hpp"
 
 namespace heddle::explorer {
@@ -133,12 +134,41 @@ class StaleEpoch : public ExplorerWorker {
   }
 };
 
+/// Words of rows are taken whatever their tag: those of an earlier call look like rows.
+class TagsNotLookedAt : public ExplorerWorker {
+ public:
+  TagsNotLookedAt(Machine& machine, int rank, int index) : ExplorerWorker(machine, rank, index) { tagged_wait_.any_tag = true; }
+};
+
 /// A rank's workers do not meet before one of them speaks for all.
 class NoTeamBarrier : public ExplorerWorker {
  public:
   using ExplorerWorker::ExplorerWorker;
   bool team_barrier() { return true; }
   bool last_of_team() { return index() == 0; }
+};
+
+/// One squad's word is taken for those of all.
+class HearsOneSquad : public SquadWorker<true> {
+ public:
+  using SquadWorker<true>::SquadWorker;
+
+ protected:
+  std::uint32_t hear_all_of(const Word* words, const WordName& name) override {
+    std::uint32_t first = 0;
+    acquire(words, name, first);
+    return first;
+  }
+};
+
+/// The first squad speaks for its rank without having met the others.
+class OneSquadSpeaks : public SquadWorker<true> {
+ public:
+  using SquadWorker<true>::SquadWorker;
+  template <class WordOf, class Value>
+  void announce(int n, WordOf word, Value value) {
+    if (first_squad()) announce_alone(n, word, value);
+  }
 };
 
 }  // namespace heddle::explorer

@@ -60,6 +60,55 @@ class ExplorerWorker : public OneLane<ExplorerWorker> {
     return true;
   }
   bool peek(const Word* word, std::uint32_t& value);
+  template <class To>
+  void send_tagged(int n, To to, const std::byte* from, int words, const RowPart& part) {
+    const auto* values = reinterpret_cast<const std::uint32_t*>(from);
+    const auto shifted = [&](int i) { return shift(to(i), part.begin(words)); };
+    send_tagged_values(n, shifted, part.end(words) - part.begin(words),
+                       [&](int i) { return read(values + part.begin(words) + i); });
+  }
+  template <class To, class Value>
+  void send_tagged_values(int n, To to, int count, Value value) {
+    for (int d = 0; d < n; ++d) {
+      Word* place = to(d);
+      for (int i = 0; place != nullptr && i < count; ++i) store_word(place + i, pack_word(epoch_, value(i)), false);
+    }
+  }
+  Taken take_tagged(std::byte* to, const TaggedRow& row, int words, const RowPart& part) {
+    const int first = part.begin(words);
+    return take_tagged_values(row, first, part.end(words) - first,
+                              [&](int i, std::uint32_t value) { write(reinterpret_cast<std::uint32_t*>(to) + first + i, value); });
+  }
+  template <class F>
+  Taken take_tagged_values(const TaggedRow& row, int first, int count, F f) {
+    if (!comes(row)) return Taken::none;
+    for (int i = 0; i < count; ++i) {
+      std::uint32_t value = 0;
+      wait_for(row.words + first + i, row.name, 0, value, tagged_wait_);
+      f(i, value);
+    }
+    return Taken::here;
+  }
+  template <class Rows>
+  bool reduce_tagged(bf16* out, int n, Rows rows, const SumFormat& format, const LastTerm& last, const RowPart& part) {
+    const int begin = part.begin(format.row.hidden) & ~1;  // a word has two values
+    const int end = part.last() ? format.row.hidden : part.end(format.row.hidden) & ~1;
+    std::vector<std::vector<std::uint32_t>> taken(static_cast<std::size_t>(n));
+    terms_.clear();
+    for (int i = 0; i < n; ++i) {
+      const TaggedRow row = rows(i);
+      if (row.words == nullptr) continue;
+      std::vector<std::uint32_t>& values = taken[static_cast<std::size_t>(i)];
+      values.resize(static_cast<std::size_t>(end - begin) / 2);
+      take_tagged_values(row, begin / 2, (end - begin) / 2,
+                         [&](int at, std::uint32_t value) { values[static_cast<std::size_t>(at)] = value; });
+      terms_.push_back({reinterpret_cast<const std::byte*>(values.data())});
+    }
+    SumFormat piece = format;
+    piece.row.hidden = end - begin;
+    sum_terms(out + begin, piece, {last.row == nullptr ? nullptr : last.row + begin, last.factor});
+    return true;
+  }
   Patience look();
   bool rest(Patience& patience, const WordName& name, Word expected, Word seen);
   bool team_barrier();
@@ -88,9 +137,21 @@ class ExplorerWorker : public OneLane<ExplorerWorker> {
     std::uint32_t epoch = 0;  ///< 0: this call's
   };
   void wait_for(const Word* word, const WordName& name, std::uint32_t least, std::uint32_t& value, const Wait& how);
+  static constexpr Wait orders_nothing{.acquires = false, .any_tag = false, .epoch = 0};
+  Wait tagged_wait_ = orders_nothing;  ///< for the words of rows
   void store_word(Word* word, Word value, bool release);
 
  private:
+  static Word* shift(Word* words, int by) { return words == nullptr ? nullptr : words + by; }
+  /// A warp looks at a row's words and at their count together. Here the count is waited for first, which orders nothing either:
+  /// what the worker does then stays on its rank until the launch ends, so nothing is lost, and there are far fewer schedules.
+  bool comes(const TaggedRow& row) {
+    std::uint32_t value = 0;
+    if (row.count == nullptr) return true;
+    wait_for(row.count, row.name, 0, value, orders_nothing);
+    return announced_value(value) > row.number;
+  }
+
   struct Copy {
     std::uint32_t ticket = 0;
     void* to = nullptr;

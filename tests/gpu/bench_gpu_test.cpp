@@ -48,12 +48,14 @@ class BenchGpu : public testing::Test {
 };
 
 TEST_F(BenchGpu, RefusesByName) {
-  const std::array<std::array<const char*, 2>, 7> cases{{{"--way mega", "--way does not know 'mega'"},
+  const std::array<std::array<const char*, 2>, 9> cases{{{"--way mega", "--way does not know 'mega'"},
                                                          {"--wire fp7", "--wire does not know 'fp7'"},
                                                          {"--combine-wire fp7", "--combine-wire does not know 'fp7'"},
                                                          {"--tokens 8,0", "--tokens 0: at least 1 is needed"},
                                                          {"--sms-sweep 8,-1", "--sms-sweep -1: at least 1 is needed"},
                                                          {"--overlap-sms 4", "--overlap"},
+                                                         {"--bulk -1", "--bulk -1: 0 for no bulk copies"},
+                                                         {"--tagged -1", "--tagged -1: 0 for no tagged rows"},
                                                          {"--replays 0", "--replays"}}};
   for (const auto& [arguments, part] : cases) {
     const Ran ran = bench("exchange", arguments);
@@ -82,6 +84,45 @@ TEST_F(BenchGpu, RoundTripsOfEveryWayAndWire) {
     const bool in_place = (row["way"] == "gather" || row["way"] == "one_sided") && row["combine_wire"] == "bf16";
     EXPECT_EQ(row["results_in_place"].get<bool>(), in_place);
   }
+}
+
+// The same configurations without and with bulk copies, but where nothing could go by them.
+TEST_F(BenchGpu, BulkCopiesBesideOrdinaryOnes) {
+  SKIP_WITHOUT_GPU();
+  const Json object =
+      run("--way gather,normal,low_latency,elastic,one_sided --wire bf16,fp8 --combine-wire fp8 --tokens 33 --bulk 0,512");
+  if (object.is_null()) return;
+  int with = 0;
+  for (const Json& row : object["rows"]) {
+    SCOPED_TRACE(row.dump().substr(0, 200));
+    ASSERT_EQ(row.count("failed"), 0u);
+    if (row["bulk_bytes"] == 0) continue;
+    ++with;
+    EXPECT_EQ(row["wire"], "bf16");
+    EXPECT_GT(row["median_us"].get<double>(), 0.0);
+  }
+  EXPECT_EQ(with, 5);
+  EXPECT_EQ(object["rows"].size(), 15u);
+}
+
+// gather with and without the flag beside the data, but where nothing could travel so.
+TEST_F(BenchGpu, TaggedRowsBesideOrdinaryOnes) {
+  SKIP_WITHOUT_GPU();
+  const Json object = run("--way gather,one_sided --wire bf16,fp8 --tokens 1,8,33 --tagged 0,8");
+  if (object.is_null()) return;
+  int with = 0;
+  for (const Json& row : object["rows"]) {
+    SCOPED_TRACE(row.dump().substr(0, 200));
+    ASSERT_EQ(row.count("failed"), 0u);
+    if (row["tagged_tokens"] == 0) continue;
+    ++with;
+    EXPECT_EQ(row["way"], "gather");
+    EXPECT_EQ(row["wire"], "bf16");
+    EXPECT_LE(row["tokens"].get<int>(), 8);
+    EXPECT_GT(row["median_us"].get<double>(), 0.0);
+  }
+  EXPECT_EQ(with, 2);
+  EXPECT_EQ(object["rows"].size(), 14u);
 }
 
 // Rows of the busiest GPU, where they do not depend on the routing: gather's go to every rank, low_latency's are one a choice.

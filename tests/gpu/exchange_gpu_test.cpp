@@ -118,6 +118,37 @@ TEST(ExchangeGpu, ResultsMadeInPlace) {
   EXPECT_GT(offered, 0);
 }
 
+// Before anything is launched; what is captured, or may follow a replay, is taken on trust (graphs are other tests' matter).
+TEST(ExchangeGpu, CombineWithoutADispatchIsNamed) {
+  SKIP_WITHOUT_GPU();
+  const int ranks = std::max(2, gpus_here());
+  for (const ExchangeOptions& options : every_way(128, 10, ranks, 3, 9)) {
+    if (!on_gpus(options)) continue;
+    SCOPED_TRACE(title(options));
+    Case c;
+    c.options = options;
+    c.tokens.assign(static_cast<std::size_t>(ranks), 7);
+    DeviceRun run(c, gpus_here());
+    const std::vector<const bf16*> results(static_cast<std::size_t>(ranks), run.seat(0).hidden.data());
+    const auto expect_refused = [&](const char* when) {
+      for (const bool fused : {true, false}) {
+        try {
+          run.combine(results, false, fused);
+          ADD_FAILURE() << "accepted " << when;
+        } catch (const InputError& error) {
+          EXPECT_NE(std::string(error.what()).find("combine without a dispatch before it"), std::string::npos) << error.what();
+        }
+      }
+    };
+    expect_refused("before the first dispatch");
+    for (int round = 0; round < 2; ++round) {
+      round_trip(c, run, round, false, round == 1, false);
+      if (HasFatalFailure()) return;
+      expect_refused("after a combine");
+    }
+  }
+}
+
 TEST(ExchangeGpu, DelaysBeforeEveryVerb) {
   SKIP_WITHOUT_GPU();
   const std::uint64_t seed = test_seed();

@@ -21,8 +21,9 @@ struct ModeTrip {
 /// A case on this machine's GPUs, with room a rank for the outputs of all.
 class Modes {
  public:
-  explicit Modes(const Case& c, std::chrono::milliseconds deadline = std::chrono::seconds(20))
-      : c_(c), run_(c, gpus_here(), deadline) {
+  explicit Modes(const Case& c, std::chrono::milliseconds deadline = std::chrono::seconds(20),
+                 const DeviceExchangeOptions& device = {})
+      : c_(c), run_({c}, gpus_here(), deadline, device) {
     for (int rank = 0; rank < c.ranks(); ++rank) {
       all_out_.emplace_back(run_.device_of(rank), static_cast<std::size_t>(all_tokens()) * hidden());
       results_.emplace_back(run_.device_of(rank), std::size_t{0});

@@ -75,12 +75,14 @@ def into_gemm(rows, options):
 
 
 def silu_and_multiply(gate, up, clamp):
-    """bf16 values in, f32 values out."""
+    """bf16 values in, f32 values out; every operation but the exponential is one of f32."""
+    gate, up = np.asarray(gate, np.float64), np.asarray(up, np.float64)
     if clamp is not None:
         gate = np.minimum(gate, clamp)
         up = np.clip(up, -clamp, clamp)
     with np.errstate(over="ignore", invalid="ignore"):
-        return formats.round_to_f32(gate / (1 + np.exp(-gate)) * up)
+        divisor = formats.round_to_f32(1 + formats.round_to_f32(np.exp(-gate)))
+        return formats.round_to_f32(formats.round_to_f32(gate / divisor) * up)
 
 
 def expert_rows(expert, rows, options, weights=None):

@@ -88,7 +88,8 @@ def pair_by_loops(expert, token, weight, group, clamp):
     activated = []
     for g, u in zip(gate, up):
         g, u = min(g, clamp), max(-clamp, min(u, clamp))
-        activated.append(np.float32(np.float32(g / (1 + math.exp(-g)) * u) * np.float32(weight)))
+        silu = np.float32(g) / (np.float32(1) + np.float32(math.exp(-g)))
+        activated.append(silu * np.float32(u) * np.float32(weight))
     return product(quantised(activated), expert.down.widen())
 
 
@@ -120,14 +121,23 @@ class OnePair(unittest.TestCase):
             result = oracle.expert_rows(expert, row[None], options, np.float32([0.5]))
             np.testing.assert_array_equal(result[0], 16 * row)
         clamped = oracle.expert_rows(expert, row[None], Options(activation="bf16", clamp=4.0), np.float32([1.0]))
-        silu = 4 / (1 + math.exp(-4))
+        silu = np.float32(4) / (np.float32(1) + np.float32(math.exp(-4)))
         np.testing.assert_array_equal(clamped[0], formats.round_to_bf16(silu * np.clip(row, -4, 4)))
 
     def test_clamp_keeps_nan_and_does_not_bound_the_gate_below(self):
         values = oracle.silu_and_multiply(np.array([np.nan, 1.0, -50.0, 50.0]), np.array([1.0, np.nan, 7.0, -7.0]), 2.0)
         self.assertTrue(np.isnan(values[:2]).all())
         self.assertLess(abs(values[2]), 1e-18)
-        self.assertEqual(values[3], np.float32(2 / (1 + math.exp(-2)) * -2))
+        self.assertEqual(values[3], np.float32(2) / (np.float32(1) + np.float32(math.exp(-2))) * -2)
+
+    def test_every_operation_of_the_activation_rounds_to_f32(self):
+        """Under an f32 scale, 1.125 beside the clamp of 1.5 is a tie of e4m3 (336): a rounding left out decides it another way."""
+        gates = np.array([float(gate) for gate in bf16(np.linspace(-6, 6, 97))])
+        for up in (1.125, 1.5, -0.7109375):
+            with self.subTest(up=up):
+                e = np.array([np.float32(math.exp(-gate)) for gate in gates])
+                wanted = gates.astype(np.float32) / (np.float32(1) + e) * np.float32(up)
+                np.testing.assert_array_equal(oracle.silu_and_multiply(gates, np.full(gates.size, up), None), wanted)
 
 
 def pairs_of(columns, weights=None, ids=None):

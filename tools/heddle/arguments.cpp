@@ -13,7 +13,10 @@ void add_sources(CLI::App& command, LayerArguments& a) {
   auto* preset =
       command.add_option("--preset", a.preset, "a published model's shape with weights drawn from --seed (heddle plan --list)")
           ->group(layer);
-  command.add_option("--weights", a.weights, "with --preset: bf16, fp8_block, mxfp4, nvfp4 or mxfp8")->group(layer)->needs(preset);
+  command
+      .add_option("--weights", a.weights, "with --preset: bf16, fp8_block, mxfp4, nvfp4 or mxfp8; a shared expert goes with them")
+      ->group(layer)
+      ->needs(preset);
   command.add_option("--hidden", a.hidden, "with --preset: another hidden size")->group(layer)->check(whole_number)->needs(preset);
   command.add_option("--intermediate", a.intermediate, "with --preset: another intermediate size")
       ->group(layer)
@@ -75,9 +78,11 @@ void add_router(CLI::App& command, LayerArguments& a) {
 void add_execution(CLI::App& command, LayerArguments& a) {
   const char* run = "Execution";
   command.add_option("--ranks", a.ranks, "ranks that share the experts")->group(run)->check(whole_number);
-  command.add_option("--engine", a.engine, "host, or cuda: rows travel between GPUs, experts still run on the host engine")
-      ->group(run)
-      ->capture_default_str();
+  command.add_option("--engine", a.engine, "host, or cuda: the layer on GPUs")->group(run)->capture_default_str();
+  command
+      .add_option("--experts-engine", a.experts_engine,
+                  "with --engine cuda: where experts run, cuda or host; on the host only rows travel on GPUs (default: cuda)")
+      ->group(run);
   command.add_option("--gpus", a.gpus, "GPUs of --engine cuda, ranks spread over them (default: all, at most one a rank)")
       ->group(run)
       ->check(whole_number);
@@ -107,6 +112,9 @@ void add_execution(CLI::App& command, LayerArguments& a) {
       ->group(run)
       ->capture_default_str();
   command.add_flag("--tensor-parallel", a.tensor_parallel, "tensor-parallel attention: every rank has and wants all tokens")
+      ->group(run);
+  command
+      .add_flag("--expert-slices", a.expert_slices, "tensor-parallel experts: every rank holds a slice of every expert (gather)")
       ->group(run);
 }
 

@@ -20,6 +20,8 @@ struct BenchArguments {
   std::vector<int> overlap;          ///< microseconds of other work between the halves; empty: no such study
   std::vector<int> overlap_sms{16};  ///< SMs that the halves are given there
   int work_sms = 0;                  ///< SMs of the other work; 0: those that the halves leave
+  std::vector<int> bulk{0};          ///< least bytes of rows that go by bulk copies; 0: none
+  std::vector<int> tagged{0};        ///< most tokens of gather whose rows travel as words; 0: none
   bool layout_cost = false;
   std::string json, commit;
   std::uint64_t seed = 1;

@@ -43,6 +43,20 @@ void add_how(CLI::App& command, BenchArguments& a) {
   command.add_option("--ranks", a.ranks, "ranks (default: one a GPU); more than GPUs: virtual ranks")->group(how);
   command.add_option("--gpus", a.gpus, "GPUs (default: all)")->group(how);
   command.add_option("--sms", a.sms, "CTAs a GPU (default: by the rule)")->group(how);
+  command
+      .add_option(
+          "--bulk", a.bulk,
+          "least bytes of a bf16 row, or of a part of one, that goes by bulk copies (0: none); several are measured in turn")
+      ->delimiter(',')
+      ->group(how)
+      ->capture_default_str();
+  command
+      .add_option(
+          "--tagged", a.tagged,
+          "most tokens of gather in bf16 whose rows travel with the flag beside the data (0: none); several are measured in turn")
+      ->delimiter(',')
+      ->group(how)
+      ->capture_default_str();
   command.add_option("--replays", a.replays, "samples")->group(how)->capture_default_str()->check(CLI::PositiveNumber);
   command.add_option("--round-trips", a.round_trips, "round trips a replay")
       ->group(how)
@@ -87,6 +101,12 @@ void check_arguments(const BenchArguments& a) {
   };
   positive("--tokens", a.tokens);
   positive("--hidden", a.hidden);
+  for (const int bytes : a.bulk) {
+    if (bytes < 0) throw InputError(fmt::format("--bulk {}: 0 for no bulk copies, or the least bytes of a row", bytes));
+  }
+  for (const int tokens : a.tagged) {
+    if (tokens < 0) throw InputError(fmt::format("--tagged {}: 0 for no tagged rows, or the most tokens that travel so", tokens));
+  }
   if (!a.sweep.empty()) positive("--sms-sweep", a.sweep);
   if (!a.overlap.empty()) positive("--overlap", a.overlap);
   positive("--overlap-sms", a.overlap_sms);

@@ -23,7 +23,8 @@ const std::map<std::string, Way> own_ways{{"gather", Way::gather},
 
 std::string label_of(const Row& row) {
   const Configuration& c = row.configuration;
-  return fmt::format("{:<12} {:<5} {:<5} {:>6}", row.way, word_of(wires, c.wire), word_of(wires, c.combine_wire), c.tokens);
+  return fmt::format("{:<12} {:<5} {:<5} {:>6} {:>5} {:>6}", row.way, word_of(wires, c.wire), word_of(wires, c.combine_wire),
+                     c.tokens, c.bulk, c.tagged);
 }
 
 void print_line(const std::string& line) {
@@ -46,9 +47,10 @@ void print_times(const std::string& label, const Json& entry, const std::string&
 }
 
 void print_title(int hidden) {
-  print_line(fmt::format("\nhidden {}\n{:<12} {:<5} {:<5} {:>6} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6} {:>8} {:>6}",
-                         hidden, "way", "wire", "back", "tokens", "median", "least", "most", "dispatch", "combine", "remote MB",
-                         "local MB", "link", "floor", "times"));
+  print_line(
+      fmt::format("\nhidden {}\n{:<12} {:<5} {:<5} {:>6} {:>5} {:>6} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6} {:>8} {:>6}",
+                  hidden, "way", "wire", "back", "tokens", "bulk", "tagged", "median", "least", "most", "dispatch", "combine",
+                  "remote MB", "local MB", "link", "floor", "times"));
 }
 
 }  // namespace
@@ -73,7 +75,9 @@ Json Run::entry_of(const Batch& batch, const Row& row) const {
           {"arrived", name(c.arrived)},
           {"hidden", batch.hidden()},
           {"tokens", c.tokens},
-          {"sms", c.sms}};
+          {"sms", c.sms},
+          {"bulk_bytes", c.bulk},
+          {"tagged_tokens", c.tagged}};
 }
 
 void Run::add_times(Json& entry, const Times& times, const Traffic& traffic) const {
@@ -122,10 +126,18 @@ std::vector<Row> Run::rows(const std::vector<std::string>& ways) const {
     const Way way = own_ways.at(way_name);
     for (const std::string& wire : a_.wires) {
       for (const std::string& back : a_.combine_wires) {
+        const bool any_bf16 = wire == "bf16" || back == "bf16";
         for (const int tokens : a_.tokens) {
-          all.push_back({way_name,
-                         {way, value_of(wires, "--wire", wire), value_of(wires, "--combine-wire", back), default_layout(way),
-                          tokens, a_.experts, a_.sms, nullptr}});
+          for (const int bulk : a_.bulk) {
+            if (bulk > 0 && !any_bf16) continue;  // nothing goes by bulk copies
+            for (const int tagged : a_.tagged) {
+              const bool any_tagged = way == Way::gather && wire == "bf16" && back == "bf16" && tokens <= tagged;
+              if (tagged > 0 && !any_tagged) continue;  // nothing travels tagged
+              all.push_back({way_name,
+                             {way, value_of(wires, "--wire", wire), value_of(wires, "--combine-wire", back), default_layout(way),
+                              tokens, a_.experts, a_.sms, bulk, tagged, nullptr}});
+            }
+          }
         }
       }
     }
@@ -206,6 +218,7 @@ void Run::nccl(Batch& batch) {
     for (const int tokens : a_.tokens) nccl_round_trip(batch, tokens);
   }
   for (Row row : wants("gather_nccl") ? rows({"gather"}) : std::vector<Row>{}) {
+    if (row.configuration.bulk > 0 || row.configuration.tagged > 0) continue;
     row.way = "gather_nccl";
     row.configuration.nccl = communicators_;
     if (communicators_ != nullptr) {

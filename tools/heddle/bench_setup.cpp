@@ -20,6 +20,7 @@ ExchangeOptions options_of(const Configuration& configuration, const Batch& batc
   options.wire = configuration.wire;
   options.combine_wire = configuration.combine_wire;
   options.arrived = configuration.arrived;
+  options.tagged_tokens = std::min(configuration.tagged, configuration.tokens);
   return options;
 }
 
@@ -27,6 +28,7 @@ Setup::Setup(const Configuration& configuration, Batch& batch, Lanes& lanes)
     : lanes_(lanes),
       batch_(batch),
       options_(options_of(configuration, batch)),
+      bulk_bytes_(configuration.bulk),
       nccl_(configuration.nccl),
       memory_(exchange_memory(options_)),
       workspace_(batch.workspace(memory_.heap_bytes(batch.ranks()))),
@@ -51,6 +53,7 @@ void Setup::make_exchanges(int sms) {
     const cuda::DeviceScope scope(lanes_.device(gpu));
     DeviceExchangeOptions device_options;
     device_options.sms = sms;
+    device_options.bulk_bytes = bulk_bytes_;
     device_options.nccl = nccl_;
     exchanges_.push_back(create_device_exchange(workspace_, gpu, options_, memory_, device_options));
   }

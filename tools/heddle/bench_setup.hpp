@@ -20,6 +20,8 @@ struct Configuration {
   int tokens = 1;  ///< of every rank; also the cap
   int experts = 0;
   int sms = 0;                              ///< 0: by the library's rule
+  int bulk = 0;                             ///< DeviceExchangeOptions::bulk_bytes
+  int tagged = 0;                           ///< ExchangeOptions::tagged_tokens
   std::shared_ptr<NcclCommunicators> nccl;  ///< gather by NCCL; null: own kernels
 };
 
@@ -60,6 +62,7 @@ class Setup {
   Lanes& lanes_;
   Batch& batch_;
   ExchangeOptions options_;
+  int bulk_bytes_ = 0;
   std::shared_ptr<NcclCommunicators> nccl_;
   ExchangeMemory memory_;
   DeviceWorkspace& workspace_;

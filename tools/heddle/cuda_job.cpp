@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "children.hpp"
+#include "cuda_layer_job.hpp"
 #include "gpu_job.hpp"
 #include "heddle/device.hpp"
 #include "layer/cuda_ranks.hpp"
@@ -44,6 +45,7 @@ LayerWeights common_weights(const Job& job) {
   return weights;
 }
 
+/// With experts on the host engine.
 void run_rank(const Job& job, DeviceRanks& ranks, int rank) {
   attempt(job, rank, [&] {
     try {
@@ -68,6 +70,7 @@ void run_process(const Job& job, Group* processes, const DeviceGroupOptions& min
   } else {
     workspace.emplace(*processes, mine, bytes, describe(weights, job.options));
   }
+  if (!job.inputs.host_experts) return run_device_layers(job, *workspace, memory);
   DeviceRanks ranks(*workspace, exchange, memory, mine.deadline);
   run_in_threads(ranks.first_rank(), ranks.ranks(), [&](int rank) {
     job.outcomes[rank].heap_bytes = workspace->bytes();

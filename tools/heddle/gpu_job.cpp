@@ -37,6 +37,14 @@ int gpus_of(const LayerArguments& a, int ranks) {
   return gpus;
 }
 
+bool host_experts_of(const LayerArguments& a) {
+  const std::string& typed = a.experts_engine;
+  if (!typed.empty() && typed != "host" && typed != "cuda")
+    throw InputError(fmt::format("--experts-engine takes host or cuda, not '{}'", typed));
+  if (typed == "cuda" && a.engine == "host") throw InputError("--experts-engine cuda goes with --engine cuda");
+  return a.engine == "host" || typed == "host";
+}
+
 #ifndef HEDDLE_CUDA
 std::string run_on_gpus(const Job&) { throw InputError("this build has no CUDA part"); }
 #endif

@@ -31,6 +31,13 @@ void check_memory(const SyntheticOptions& options) {
                   shape.experts, shape.hidden, shape.intermediate, needed / (1 << 30), describe_bytes(available)));
 }
 
+/// A drawn shared expert is of the preset's kind beside the preset's routed experts, and like the routed ones where --weights
+/// makes them others: then the layer takes what --weights asks for, bf16 activations, say.
+WeightKind shared_kind_of(const ModelPreset& preset, WeightKind routed) {
+  const bool is_presets = std::find(preset.weights.begin(), preset.weights.end(), routed) != preset.weights.end();
+  return is_presets ? preset.shared_weights.value_or(routed) : routed;
+}
+
 void load_layer(const LayerArguments& a, Inputs& inputs, RouterOptions& router) {
   if (a.layer.empty() == a.preset.empty())
     throw InputError("give either --layer FILE or --preset NAME (heddle plan --list shows presets)");
@@ -60,7 +67,7 @@ void load_layer(const LayerArguments& a, Inputs& inputs, RouterOptions& router) 
   options.kind = a.weights.empty() ? preset.weights.front() : value_of(kinds, "--weights", a.weights);
   check_memory(options);
   if (preset.shared_experts.value_or(0) > 0) {
-    options.shared_kind = preset.shared_weights.value_or(options.kind);
+    options.shared_kind = shared_kind_of(preset, options.kind);
     options.shared_intermediate = *preset.shared_experts * options.shape.intermediate;
   }
   options.seed = a.seed;
@@ -120,6 +127,7 @@ LayerOptions options_of(const LayerArguments& a, const Inputs& inputs) {
   options.clamp = clamp_of(a.clamp, inputs.source.shape.clamp);
   options.shared = value_of(shared_modes, "--shared", a.shared);
   options.tensor_parallel = a.tensor_parallel;
+  options.expert_slices = a.expert_slices;
   options.workers = a.workers;
   return options;
 }
@@ -261,7 +269,8 @@ Inputs load_inputs(const LayerArguments& a) {
   if (!a.ranks) throw InputError("give --ranks N");
   inputs.ranks = *a.ranks;
   if (inputs.ranks < 1 || inputs.ranks > 1024) throw InputError(fmt::format("--ranks {}: 1 to 1024 are possible", inputs.ranks));
-  inputs.gpus = gpus_of(a, inputs.ranks);  // first of all: it forks
+  inputs.host_experts = host_experts_of(a);
+  inputs.gpus = gpus_of(a, inputs.ranks);  // before anything that uses CUDA: it forks
   if (a.deadline_ms < 1) throw InputError(fmt::format("--deadline-ms {}: at least 1 is needed", a.deadline_ms));
   RouterOptions router;
   router.topk = 0;
@@ -278,7 +287,8 @@ Inputs load_inputs(const LayerArguments& a) {
   split_tokens(a, inputs);
   inputs.processes = a.processes;
   inputs.deadline_ms = a.deadline_ms;
-  if (inputs.gpus > 0) inputs.notes.push_back(fmt::format("rows travel on {} GPUs, experts run on the host engine", inputs.gpus));
+  if (inputs.gpus > 0 && inputs.host_experts)
+    inputs.notes.push_back(fmt::format("rows travel on {} GPUs, experts run on the host engine", inputs.gpus));
   load_experts(inputs.source);
   return inputs;
 }

@@ -25,10 +25,10 @@ struct LayerArguments {
   std::optional<int> groups, topk_groups;
   bool renormalise = false, no_renormalise = false;
   std::optional<float> route_scale;
-  std::string engine = "host", runner = "auto", activation, scale = "ue8m0", weight_at = "activation", reduce = "rank", wire,
-              combine_wire, gather = "padded", shared = "alone", deepep_mode = "normal";
+  std::string engine = "host", experts_engine, runner = "auto", activation, scale = "ue8m0", weight_at = "activation",
+              reduce = "rank", wire, combine_wire, gather = "padded", shared = "alone", deepep_mode = "normal";
   int group = 128, workers = 1, deadline_ms = 30000;
-  bool processes = false, cpu_sync = false, tensor_parallel = false, shared_mxfp4 = false;
+  bool processes = false, cpu_sync = false, tensor_parallel = false, expert_slices = false, shared_mxfp4 = false;
 };
 
 /// Adds the flags that run and verify share.
@@ -47,7 +47,8 @@ struct Inputs {
   std::vector<std::string> notes;  ///< what a reader should know, e.g. that ids were expanded
   LayerOptions options;            ///< way left to the caller
   bool processes = false;
-  int gpus = 0;  ///< of --engine cuda; 0: the host engine
+  int gpus = 0;               ///< of --engine cuda; 0: the host engine
+  bool host_experts = false;  ///< on the host engine, and where only rows travel on GPUs
   int deadline_ms = 30000;
 
   int tokens() const { return routing.tokens; }

@@ -16,6 +16,7 @@
 #include "children.hpp"
 #include "gpu_job.hpp"
 #include "job_ranks.hpp"
+#include "layer/options.hpp"
 
 namespace heddle::tool {
 
@@ -181,6 +182,12 @@ PhaseReport JobResult::total(PhaseReport LayerReport::*phase) const {
   return sum;
 }
 
+double JobResult::slowest(double LayerReport::*part) const {
+  double most = 0;
+  for (const LayerReport& report : reports) most = std::max(most, report.*part);
+  return most;
+}
+
 JobResult run_job(const Inputs& inputs, const LayerOptions& options) {
   const auto ranks = static_cast<std::size_t>(inputs.ranks);
   const auto hidden = static_cast<std::size_t>(inputs.source.shape.hidden);
@@ -189,7 +196,7 @@ JobResult run_job(const Inputs& inputs, const LayerOptions& options) {
   const SharedBlock outcomes(ranks * sizeof(RankOutcome));
   Job job{inputs,
           options,
-          Placement::contiguous(inputs.source.shape.experts, inputs.ranks),
+          default_placement(inputs.source.shape, inputs.ranks, options),
           {},
           0,
           static_cast<bf16*>(output.address()),

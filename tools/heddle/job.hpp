@@ -1,4 +1,4 @@
-// One call of a layer on all ranks, as threads or processes of this command, on the host or with rows that travel on GPUs.
+// One call of a layer on all ranks, as threads or processes of this command, on the host or on GPUs.
 #pragma once
 
 #include <string>
@@ -20,6 +20,7 @@ struct JobResult {
 
   /// Sum over ranks, and the slowest rank's time.
   PhaseReport total(PhaseReport LayerReport::*phase) const;
+  double slowest(double LayerReport::*part) const;  ///< of the slowest rank
 };
 
 /// Runs inputs through options.way. Throws InputError or FaultError of the rank that explains most.

@@ -30,6 +30,7 @@ std::string title_of(const LayerOptions& options) {
   std::string title(name(options.way));
   if (options.way == Way::elastic) title += fmt::format(" (reduce={})", word_of(reduces, options.reduce));
   if (options.way == Way::gather && options.tensor_parallel) title += " (tensor-parallel)";
+  if (options.expert_slices) title += " (slices)";
   if (options.way == Way::gather && options.gather != GatherMode::padded && !options.tensor_parallel)
     title += fmt::format(" ({})", word_of(gather_modes, options.gather));
   return title;
@@ -61,13 +62,15 @@ Json configuration_of(const Inputs& inputs, const LayerOptions& options, const J
             {"cpu_sync", options.cpu_sync},
             {"gather", word_of(gather_modes, options.gather)},
             {"tensor_parallel", options.tensor_parallel},
+            {"expert_slices", options.expert_slices},
             {"shared", inputs.source.shared ? word_of(shared_modes, options.shared) : "none"},
             {"workers", options.workers},
             {"deadline_ms", inputs.deadline_ms}};
   if (inputs.gpus > 0) {
     json["gpus"] = inputs.gpus;
-    json["experts_engine"] = "host";
+    json["experts_engine"] = inputs.host_experts ? "host" : "cuda";
   }
+  json["shared_weights"] = inputs.source.shared ? Json(word_of(kinds, inputs.source.shared->weights.gate.kind)) : Json(nullptr);
   json["clamp"] = options.clamp ? Json(*options.clamp) : Json(nullptr);
   json["notes"] = inputs.notes;
   return json;
@@ -83,15 +86,19 @@ Json report_of(const Inputs& inputs, const LayerOptions& options, const JobResul
                         {"rows_real", report.rows_real},
                         {"rows_room", report.rows_room}});
   }
-  return {{"heddle", version},
-          {"configuration", configuration_of(inputs, options, result)},
-          {"seconds", result.seconds},
-          {"phases", phases_of(result)},
-          {"per_rank", per_rank},
-          {"copies_per_token", result.copies},
-          {"host_waited", result.reports.front().host_waited},
-          {"buffer_bytes", result.heap_bytes},
-          {"kernels_launched", result.kernels}};
+  Json json{{"heddle", version},
+            {"configuration", configuration_of(inputs, options, result)},
+            {"seconds", result.seconds},
+            {"phases", phases_of(result)},
+            {"per_rank", per_rank},
+            {"copies_per_token", result.copies},
+            {"host_waited", result.reports.front().host_waited},
+            {"buffer_bytes", result.heap_bytes},
+            {"kernels_launched", result.kernels}};
+  if (inputs.host_experts) return json;
+  json["experts_seconds"] = result.slowest(&LayerReport::experts_seconds);
+  json["shared_seconds"] = result.slowest(&LayerReport::shared_seconds);
+  return json;
 }
 
 }  // namespace heddle::tool

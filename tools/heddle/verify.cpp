@@ -10,8 +10,10 @@
 #include "inputs.hpp"
 #include "job.hpp"
 #include "json_file.hpp"
+#include "layer/expert_slices.hpp"
 #include "layer/options.hpp"
 #include "reference/reference.hpp"
+#include "reference/slices.hpp"
 #include "report.hpp"
 #include "words.hpp"
 
@@ -37,8 +39,19 @@ bool is_slots(const LayerOptions& options) {
   return options.way == Way::low_latency || (options.way == Way::elastic && options.reduce == Reduce::home);
 }
 
-/// Bounds of docs/numerics.md, "What must agree".
-double bound_of(Activation activation) { return activation == Activation::fp8 ? 6e-3 : 4e-3; }
+/// Bounds of docs/numerics.md, "What must agree". What the page pools has a wider one here, where there is one batch only: in a
+/// few tokens a group that takes another scale weighs much, of a row on its way back or, since tensor cores keep about 14 bits of
+/// an fp8 sum, of activations on a GPU.
+double bound_of(const Inputs& inputs, const LayerOptions& options) {
+  constexpr double of_few_tokens = 4e-2;
+  const LayerShape& shape = inputs.source.shape;
+  const bool is_small = static_cast<double>(inputs.tokens()) * shape.topk * shape.intermediate < 1 << 17;
+  const bool has_few_outputs = static_cast<double>(inputs.tokens()) * shape.hidden < 1 << 15;
+  if (options.combine_wire != Wire::bf16 && (is_small || has_few_outputs)) return of_few_tokens;
+  if (activation_of(inputs.source.kind, options) == Activation::bf16) return 4e-3;
+  if (inputs.host_experts) return 6e-3;
+  return is_small ? of_few_tokens : 1.5e-2;
+}
 
 std::vector<LayerOptions> wanted_ways(const VerifyArguments& arguments, const Inputs& inputs) {
   std::vector<LayerOptions> wanted;
@@ -47,6 +60,7 @@ std::vector<LayerOptions> wanted_ways(const VerifyArguments& arguments, const In
     options.way = way;
     options.reduce = reduce;
     if (!allows_layout(way, layout_of(way, options.runner))) return;
+    if (options.expert_slices && way != Way::gather) return;
     wanted.push_back(options);
   };
   if (arguments.ways.empty()) {
@@ -87,6 +101,19 @@ std::vector<bf16> reference_of(const Inputs& inputs, const LayerOptions& options
   reference.sum = is_slots(options) ? Sum::slots : Sum::two_stage;
   reference.wire = exchange.wire;
   reference.combine_wire = options.combine_wire;
+  if (!options.expert_slices) return reference_layer(input, reference);
+  std::vector<int> ends;
+  for (int rank = 0; rank < inputs.ranks; ++rank) {
+    const SliceRange slice = slice_of_rank(input.intermediate, rank, inputs.ranks);
+    ends.push_back(slice.first + slice.count);
+  }
+  SlicesAsExperts slices(source.expert, ends, inputs.routing.ids, inputs.routing.weights, input.experts);
+  input.experts *= inputs.ranks;
+  input.topk *= inputs.ranks;
+  input.ids = slices.ids();
+  input.weights = slices.weights();
+  input.rank_of = slices.rank_of();
+  input.expert = [&slices](int id) { return slices.expert(id); };
   return reference_layer(input, reference);
 }
 
@@ -126,7 +153,9 @@ void print_head(const Inputs& inputs, const LayerOptions& first) {
   fmt::print("{} experts of {} x {} ({}), top-{}, shared expert: {}; {} tokens on {} ranks ({})\n", shape.experts, shape.hidden,
              shape.intermediate, word_of(kinds, inputs.source.kind), shape.topk,
              inputs.source.shared ? word_of(shared_modes, first.shared) : "none", inputs.tokens(), inputs.ranks,
-             inputs.processes ? "processes" : "threads");
+             inputs.gpus > 0    ? fmt::format("{} GPUs", inputs.gpus)
+             : inputs.processes ? "processes"
+                                : "threads");
   for (const std::string& note : inputs.notes) fmt::print("  {}\n", note);
   fmt::print("\n{:<24} {:>11} {:>11} {:>11} {:>10} {:<10} {:>9} {:<9} {:>8}\n", "way", "copies/token", "dispatch", "combine",
              "host waits", "arrives", "error", "bits", "time");
@@ -154,7 +183,7 @@ void verify(const VerifyArguments& arguments, int& status) {
   int missed = 0;
   for (const LayerOptions& options : wanted) {
     Check check{options, run_job(inputs, options), {}, 0, false};
-    const double bound = bound_of(activation_of(inputs.source.kind, options));
+    const double bound = bound_of(inputs, options);
     check.error = compare(check.result.output, references.of(options, check.result.exchange));
     check.family_bits = different_from_family(checks, check);
     check.passed = check.error.relative_error <= bound && check.family_bits == 0;
@@ -168,9 +197,9 @@ void verify(const VerifyArguments& arguments, int& status) {
     json.push_back(std::move(entry));
     checks.push_back(std::move(check));
   }
-  const double bound = bound_of(activation_of(inputs.source.kind, wanted.front()));
+  const double bound = bound_of(inputs, wanted.front());
   fmt::print(
-      "\nerror: relative to the float64 reference, at most {:.0e}; bits: against the first way that sums in the same order\n",
+      "\nerror: relative to the float64 reference, at most {:.1e}; bits: against the first way that sums in the same order\n",
       bound);
   fmt::print("{} of {} ways passed\n", wanted.size() - static_cast<std::size_t>(missed), wanted.size());
   if (!arguments.json.empty()) write_json(arguments.json, {{"ways", json}, {"passed", missed == 0}});

@@ -42,8 +42,8 @@ __device__ ExpertLayout experts_of(const ElasticCall& call, int rank) {
 }
 
 /// The copy epilogue of the rows that arrived, `arrived` from each rank.
-template <bool plain>
-__device__ void lay_out(DeviceWorker<plain>& w, const ElasticCall& call, const ElasticScratch& scratch,
+template <RowMover mover>
+__device__ void lay_out(DeviceWorker<mover>& w, const ElasticCall& call, const ElasticScratch& scratch,
                         const std::int32_t* arrived) {
   const int n = w.sum_values(w.heap().ranks, arrived);
   if (!elastic_list(w, call.layout, arrived, n, n < call.room ? call.room : n, call.placement, scratch)) return;
@@ -57,7 +57,7 @@ __device__ void lay_out(DeviceWorker<plain>& w, const ElasticCall& call, const E
       call, [&](int d) { return scratch.sent.totals[d]; }, [&](int s) { return arrived[s]; }, [&](int e) { return rows[e]; });
 }
 
-template <bool plain>
+template <RowMover mover>
 __global__ void __launch_bounds__(threads_a_cta, 1) elastic_dispatch(const __grid_constant__ ElasticCall call) {
   HEDDLE_DEVICE_WORKER(w, call, call.send ? CallPart::dispatch_send : CallPart::dispatch_receive);
   const ElasticScratch scratch = scratch_of(call);
@@ -71,19 +71,19 @@ __global__ void __launch_bounds__(threads_a_cta, 1) elastic_dispatch(const __gri
 }
 
 // With cpu_sync the receiving half is two kernels, and between them the host makes room for what the first one heard.
-template <bool plain>
+template <RowMover mover>
 __global__ void __launch_bounds__(threads_a_cta, 1) elastic_hear(const __grid_constant__ ElasticCall call) {
   HEDDLE_DEVICE_WORKER(w, call, CallPart::dispatch_receive);
   elastic_receive(w, call.layout, scratch_of(call));
 }
-template <bool plain>
+template <RowMover mover>
 __global__ void __launch_bounds__(threads_a_cta, 1) elastic_lay_out(const __grid_constant__ ElasticCall call) {
   HEDDLE_DEVICE_WORKER(w, call, CallPart::dispatch_receive);
   const ElasticScratch scratch = scratch_of(call);
   lay_out(w, call, scratch, scratch.arrived);
 }
 
-template <bool plain>
+template <RowMover mover>
 __global__ void __launch_bounds__(threads_a_cta, 1) elastic_combine(const __grid_constant__ ElasticCall call) {
   HEDDLE_DEVICE_WORKER(w, call, CallPart::combine);
   const ElasticScratch scratch = scratch_of(call);
@@ -108,8 +108,9 @@ class DeviceElastic : public DeviceWay<ElasticCall> {
  public:
   DeviceElastic(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
                 const DeviceExchangeOptions& device_options)
-      : DeviceWay(workspace, gpu, options, memory, device_options, {elastic_dispatch<false>, elastic_dispatch<true>},
-                  {elastic_combine<false>, elastic_combine<true>}) {
+      : DeviceWay(workspace, gpu, options, memory, device_options,
+                  {elastic_dispatch<RowMover::any>, elastic_dispatch<RowMover::plain>, elastic_dispatch<RowMover::bulk>},
+                  {elastic_combine<RowMover::any>, elastic_combine<RowMover::plain>, elastic_combine<RowMover::bulk>}) {
     parameters_.layout = make_layout<ElasticLayout>(options, areas());
     parameters_.layout.reduce = options.reduce;
     parameters_.by_expert = options.arrived != ArrivedLayout::routed;
@@ -219,8 +220,10 @@ class WaitingElastic final : public DeviceElastic {
   WaitingElastic(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
                  const DeviceExchangeOptions& device_options)
       : DeviceElastic(workspace, gpu, options, memory, device_options),
-        hear_(Kernels{elastic_hear<false>, elastic_hear<true>}.of(options.wire)),
-        lay_out_(Kernels{elastic_lay_out<false>, elastic_lay_out<true>}.of(options.wire)),
+        hear_(Kernels{elastic_hear<RowMover::any>, elastic_hear<RowMover::plain>, elastic_hear<RowMover::bulk>}.of(options.wire,
+                                                                                                                   device_options)),
+        lay_out_(Kernels{elastic_lay_out<RowMover::any>, elastic_lay_out<RowMover::plain>, elastic_lay_out<RowMover::bulk>}.of(
+            options.wire, device_options)),
         received_(static_cast<std::size_t>(local_ranks()), 0) {
     prepare(hear_);
     prepare(lay_out_);

@@ -67,6 +67,7 @@ class ElasticExchange final : public HostExchange {
   }
 
   void combine_send(const bf16* results) override {
+    accept_results();
     ElasticResults offered;
     offered.rows = results;
     offered.weighted = options_.weight_at == WeightAt::combine;

@@ -9,7 +9,7 @@ namespace {
 constexpr int threads = 256;
 constexpr int warps_a_cta = threads / 32;
 
-using Packer = DeviceWorker<false>;
+using Packer = DeviceWorker<RowMover::any>;
 
 __device__ std::int32_t* ids_of(std::byte* record, const NcclGather& call) {
   return reinterpret_cast<std::int32_t*>(record + call.wire.row_bytes());
@@ -62,7 +62,8 @@ __global__ void __launch_bounds__(threads) list_kernel(const __grid_constant__ N
     const int choice = pair % call.topk;
     const std::int32_t* ids = ids_of(call.gathered + static_cast<std::size_t>(row) * call.record_bytes(), call);
     const std::int32_t id = ids[choice];
-    call.local_ids[pair] = id >= 0 && call.rank_of[id] == call.rank ? call.local_index[id] : -1;
+    const bool own = id >= 0 && (call.rank_of[id] == call.rank || call.rank_of[id] == every_rank);
+    call.local_ids[pair] = own ? call.local_index[id] : -1;
     call.weights[pair] = reinterpret_cast<const float*>(ids + call.topk)[choice];
   }
 }

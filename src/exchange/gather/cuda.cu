@@ -1,21 +1,9 @@
 #include "exchange/cuda_counters.cuh"
-#include "exchange/gather/protocol.hpp"
+#include "exchange/gather/cuda_call.hpp"
 
 namespace heddle {
 
 namespace {
-
-struct GatherCall : DeviceCall {
-  GatherLayout layout;
-  GatherMode mode = GatherMode::padded;
-  // Scratch of the first local rank.
-  std::int32_t* counts = nullptr;  ///< [ranks]
-  ArrivedRouting routing;
-  const std::byte* zeros = nullptr;  ///< a record
-  std::byte* sums = nullptr;         ///< a record a worker
-  std::byte* own_rows = nullptr;     ///< tensor_parallel: [ranks * cap] wire rows
-  bf16* slices = nullptr;            ///< tensor_parallel: [ranks * cap, H], sums of this rank's slice of the batch
-};
 
 /// Where this rank's rows begin, and how many there are in all.
 struct Span {
@@ -23,8 +11,8 @@ struct Span {
   int rows = 0;
 };
 
-template <bool plain>
-__device__ Span span_of(const DeviceWorker<plain>& w, const GatherCall& call, const std::int32_t* counts) {
+template <RowMover mover>
+__device__ Span span_of(const DeviceWorker<mover>& w, const GatherCall& call, const std::int32_t* counts) {
   const HeapView& heap = w.heap();
   if (call.mode == GatherMode::padded) return {heap.rank * call.max_tokens, heap.ranks * call.max_tokens};
   Span span;
@@ -37,8 +25,8 @@ __device__ Span span_of(const DeviceWorker<plain>& w, const GatherCall& call, co
 }
 
 /// Sends this rank's tokens; counts [ranks]: everybody's, where they are needed first.
-template <bool plain>
-__device__ bool send(DeviceWorker<plain>& w, const GatherCall& call, const SendInput& input, std::int32_t* counts) {
+template <RowMover mover>
+__device__ bool send(DeviceWorker<mover>& w, const GatherCall& call, const SendInput& input, std::int32_t* counts) {
   if (!check_input(w, call, input)) return false;
   const std::int32_t* heard = counts;
   if (call.mode != GatherMode::padded) heard = gather_exchange_counts(w, call.layout, input.tokens, counts);
@@ -55,8 +43,8 @@ __device__ bool send(DeviceWorker<plain>& w, const GatherCall& call, const SendI
 }
 
 /// Tensor-parallel attention: the tokens are here; only their ids become local.
-template <bool plain>
-__device__ void take_own_tokens(DeviceWorker<plain>& w, const GatherCall& call, const ArrivedRouting& routing) {
+template <RowMover mover>
+__device__ void take_own_tokens(DeviceWorker<mover>& w, const GatherCall& call, const ArrivedRouting& routing) {
   const SendInput input = send_input(call);
   const RowFormat& wire = call.layout.wire;
   std::byte* rows = of_this_rank(call.own_rows, call);
@@ -75,7 +63,7 @@ __device__ void take_own_tokens(DeviceWorker<plain>& w, const GatherCall& call, 
   });
 }
 
-template <bool plain>
+template <RowMover mover>
 __global__ void __launch_bounds__(threads_a_cta, 1) gather_dispatch(const __grid_constant__ GatherCall call) {
   HEDDLE_DEVICE_WORKER(w, call, call.send ? CallPart::dispatch_send : CallPart::dispatch_receive);
   std::int32_t* counts = of_this_rank(call.counts, call);
@@ -99,7 +87,7 @@ __global__ void __launch_bounds__(threads_a_cta, 1) gather_dispatch(const __grid
       call, [&](int d) { return w.live(d) ? tokens : 0; }, [&](int s) { return w.live(s) ? heard[s] : 0; }, [](int) { return 0; });
 }
 
-template <bool plain>
+template <RowMover mover>
 __global__ void __launch_bounds__(threads_a_cta, 1) gather_combine(const __grid_constant__ GatherCall call) {
   HEDDLE_DEVICE_WORKER(w, call, CallPart::combine);
   const DeviceRank& rank = call.ranks[blockIdx.y];
@@ -127,10 +115,16 @@ class DeviceGather final : public DeviceWay<GatherCall> {
  public:
   DeviceGather(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
                const DeviceExchangeOptions& device_options)
-      : DeviceWay(workspace, gpu, options, memory, device_options, {gather_dispatch<false>, gather_dispatch<true>},
-                  {gather_combine<false>, gather_combine<true>}) {
+      : DeviceWay(workspace, gpu, options, memory, device_options,
+                  {gather_dispatch<RowMover::any>, gather_dispatch<RowMover::plain>, gather_dispatch<RowMover::bulk>},
+                  {gather_combine<RowMover::any>, gather_combine<RowMover::plain>, gather_combine<RowMover::bulk>}) {
     parameters_.layout = make_layout<GatherLayout>(options, areas());
+    parameters_.tagged = tagged_of(options, memory, ranks());
     parameters_.mode = options.gather;
+    if (options.tagged_tokens > 0) {
+      prepare(tagged_gather_dispatch());
+      prepare(tagged_gather_combine());
+    }
     const GatherLayout& layout = parameters_.layout;
     const std::size_t pairs = layout.all_rows() * static_cast<std::size_t>(options.topk);
     ScratchPlan plan;
@@ -176,12 +170,18 @@ class DeviceGather final : public DeviceWay<GatherCall> {
     return arrived;
   }
 
+  const void* dispatch_kernel() const override { return are_tagged() ? tagged_gather_dispatch() : DeviceWay::dispatch_kernel(); }
+  const void* combine_kernel() const override { return are_tagged() ? tagged_gather_combine() : DeviceWay::combine_kernel(); }
+
   bf16* result_rows(int local) const override {
     if (options_.combine_wire != Wire::bf16) return nullptr;
     return workspace_.view(gpu_).at<bf16>(rank_of(local), parameters_.layout.partial(0));
   }
 
  private:
+  /// Do the rows of the call at hand travel as words?
+  bool are_tagged() const { return parameters_.tagged.takes(call_.max_tokens); }
+
   std::size_t local_ids_ = 0, weights_ = 0, own_rows_ = 0;
 };
 

@@ -55,6 +55,7 @@ class GatherByNccl final : public DeviceExchange {
 
   void dispatch_send(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) override {
     take(inputs, step);
+    order_.dispatch(is_captured(stream));
     const cuda::DeviceScope scope(device_);
     pack_records(call_, stream);
     communicators_->impl().all_gather(rank(), call_.records, call_.gathered,
@@ -65,13 +66,17 @@ class GatherByNccl final : public DeviceExchange {
     list_gathered(call_, stream);
   }
   void combine_send(std::span<const bf16* const> results, DeviceStream stream) override {
+    order_.need_dispatch(is_captured(stream), "gather by NCCL");
     want_one(results.size(), "results");
     const cuda::DeviceScope scope(device_);
     const std::size_t values = static_cast<std::size_t>(call_.max_tokens) * static_cast<std::size_t>(options_.hidden);
     communicators_->impl().reduce_scatter(rank(), results[0], call_.reduced, values, stream);
   }
   void combine_receive(std::span<const DeviceOutput> outputs, DeviceStream stream) override {
+    const bool captured = is_captured(stream);
+    order_.need_dispatch(captured, "gather by NCCL");
     want_own(outputs);
+    order_.combine(captured);
     call_.output = outputs[0];
     const cuda::DeviceScope scope(device_);
     finish_sums(call_, stream);
@@ -163,6 +168,7 @@ class GatherByNccl final : public DeviceExchange {
   DeviceWorkspace& workspace_;
   ExchangeOptions options_;
   std::shared_ptr<NcclCommunicators> communicators_;
+  CallOrder order_;
   int device_;
   NcclGather call_;
   DeviceArray<TeamCounters> counters_;

@@ -1,4 +1,4 @@
-#include "exchange/gather/protocol.hpp"
+#include "exchange/gather/tagged.hpp"
 #include "exchange/host_exchange.hpp"
 
 namespace heddle {
@@ -8,7 +8,9 @@ namespace {
 class GatherExchange final : public HostExchange {
  public:
   GatherExchange(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory)
-      : HostExchange(workspace, options, memory), layout_(make_layout<GatherLayout>(options, areas_of(memory, ranks()))) {
+      : HostExchange(workspace, options, memory),
+        layout_(make_layout<GatherLayout>(options, areas_of(memory, ranks()))),
+        tagged_(tagged_of(options, memory, ranks())) {
     const auto k = static_cast<std::size_t>(options.topk);
     counts_ = Array<std::int32_t>(static_cast<std::size_t>(ranks()));
     local_ids_ = Array<std::int32_t>(layout_.all_rows() * k);
@@ -55,6 +57,12 @@ class GatherExchange final : public HostExchange {
   Arrived dispatch_receive() override {
     if (mode() == GatherMode::tensor_parallel) return take_own_tokens();
     const ArrivedRouting routing{options_.topk, local_ids_.data(), weights_.data()};
+    if (are_tagged()) {
+      run(CallPart::dispatch_receive, [&](HostWorker& w) {
+        return gather_take_tagged(w, layout_, tagged_, block_, input_, placement_, counts_.data(), routing);
+      });
+      return describe_arrival(workspace_.view().mine<std::byte>(layout_.record(0)), layout_.record_bytes());
+    }
     if (mode() != GatherMode::zero_filled)
       run(CallPart::dispatch_receive, [this](HostWorker& w) { return gather_hear(w, layout_, counts_.data()) != nullptr; });
     run(CallPart::dispatch_receive, [&](HostWorker& w) {
@@ -65,7 +73,11 @@ class GatherExchange final : public HostExchange {
   }
 
   void combine_send(const bf16* results) override {
-    run(CallPart::combine, [&](HostWorker& w) { return gather_offer(w, layout_, rows_, results); });
+    accept_results();
+    run(CallPart::combine, [&](HostWorker& w) {
+      if (are_tagged()) return gather_return_tagged(w, layout_, tagged_, block_, counts_.data(), results);
+      return gather_offer(w, layout_, rows_, results);
+    });
   }
 
   void combine_receive(const CombineOutput& output) override {
@@ -74,6 +86,7 @@ class GatherExchange final : public HostExchange {
       share_sums(output);
     } else {
       run(CallPart::combine, [&](HostWorker& w) {
+        if (are_tagged()) return gather_collect_tagged(w, layout_, tagged_, input_.tokens, shared_rows(output), output.out);
         return gather_pull(w, layout_, static_cast<std::size_t>(first_), input_.tokens, shared_rows(output), output.out);
       });
       for (int d = 0; d < ranks(); ++d) count_rows(d, input_.tokens, layout_.returned.reported_bytes());
@@ -83,14 +96,18 @@ class GatherExchange final : public HostExchange {
 
  private:
   GatherMode mode() const { return options_.gather; }
+  /// Do this call's rows travel as words? The same on all ranks: the step says so.
+  bool are_tagged() const { return tagged_.takes(step_.max_tokens); }
 
   bool is_padding(int row) const {
     return mode() == GatherMode::padded && row % block_ >= counts_[static_cast<std::size_t>(row / block_)];
   }
 
   void run_send() {
-    run(CallPart::dispatch_send,
-        [this](HostWorker& w) { return gather_send(w, layout_, static_cast<std::size_t>(first_), input_); });
+    run(CallPart::dispatch_send, [this](HostWorker& w) {
+      if (are_tagged()) return gather_send_tagged(w, layout_, tagged_, block_, input_);
+      return gather_send(w, layout_, static_cast<std::size_t>(first_), input_);
+    });
   }
   void exchange_counts() {
     run(CallPart::dispatch_send,
@@ -174,6 +191,7 @@ class GatherExchange final : public HostExchange {
   }
 
   GatherLayout layout_;
+  GatherTagged tagged_;
   Array<std::int32_t> counts_, local_ids_;
   Array<float> weights_;
   std::vector<std::byte> zeros_, sums_;

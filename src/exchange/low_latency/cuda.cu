@@ -23,7 +23,7 @@ __device__ LowLatencyScratch scratch_of(const LowLatencyCall& call) {
   return scratch;
 }
 
-template <bool plain>
+template <RowMover mover>
 __global__ void __launch_bounds__(threads_a_cta, 1) low_latency_dispatch(const __grid_constant__ LowLatencyCall call) {
   HEDDLE_DEVICE_WORKER(w, call, call.send ? CallPart::dispatch_send : CallPart::dispatch_receive);
   const LowLatencyScratch scratch = scratch_of(call);
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(threads_a_cta, 1) low_latency_dispatch(const _
       [&](int e) { return scratch.counts[e]; });
 }
 
-template <bool plain>
+template <RowMover mover>
 __global__ void __launch_bounds__(threads_a_cta, 1) low_latency_combine(const __grid_constant__ LowLatencyCall call) {
   HEDDLE_DEVICE_WORKER(w, call, CallPart::combine);
   const LowLatencyScratch scratch = scratch_of(call);
@@ -62,8 +62,10 @@ class DeviceLowLatency final : public DeviceWay<LowLatencyCall> {
  public:
   DeviceLowLatency(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
                    const DeviceExchangeOptions& device_options)
-      : DeviceWay(workspace, gpu, options, memory, device_options, {low_latency_dispatch<false>, low_latency_dispatch<true>},
-                  {low_latency_combine<false>, low_latency_combine<true>}) {
+      : DeviceWay(
+            workspace, gpu, options, memory, device_options,
+            {low_latency_dispatch<RowMover::any>, low_latency_dispatch<RowMover::plain>, low_latency_dispatch<RowMover::bulk>},
+            {low_latency_combine<RowMover::any>, low_latency_combine<RowMover::plain>, low_latency_combine<RowMover::bulk>}) {
     parameters_.layout = make_layout<LowLatencyLayout>(options, areas());
     parameters_.weighted = options.weight_at == WeightAt::combine;
     const auto local = static_cast<std::size_t>(std::max(1, parameters_.layout.shape.max_local_experts));

@@ -64,6 +64,7 @@ class LowLatencyExchange final : public HostExchange {
   }
 
   void combine_send(const bf16* results) override {
+    accept_results();
     run(CallPart::combine, [&](HostWorker& w) { return low_latency_return(w, layout_, local_experts(), results, scratch_); });
     for (int region = 0; region < local_experts() * ranks(); ++region) {
       count_rows(region % ranks(), scratch_.arrived[region], layout_.returned.reported_bytes());

@@ -54,7 +54,7 @@ __device__ ExpertLayout experts_of(const NormalCall& call, int rank) {
   return to;
 }
 
-template <bool plain>
+template <RowMover mover>
 __global__ void __launch_bounds__(threads_a_cta, 1) normal_counts(const __grid_constant__ NormalCall call) {
   HEDDLE_DEVICE_WORKER(w, call, CallPart::dispatch_send);
   const SendInput input = send_input(call);
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(threads_a_cta, 1) normal_counts(const __grid_c
   w.prefix_sums(w.heap().ranks, returned_firsts, 1);
 }
 
-template <bool plain>
+template <RowMover mover>
 __global__ void __launch_bounds__(threads_a_cta, 1) normal_move(const __grid_constant__ NormalCall call) {
   HEDDLE_DEVICE_WORKER(w, call, CallPart::dispatch_receive);
   const NormalScratch scratch = scratch_of(call);
@@ -99,8 +99,8 @@ __global__ void __launch_bounds__(threads_a_cta, 1) normal_move(const __grid_con
 }
 
 /// sums [n, H]: what goes back of each arrived row.
-template <bool plain>
-__device__ bool sum_arrived_rows(DeviceWorker<plain>& w, const NormalCall& call, const NormalScratch& scratch, const bf16* results,
+template <RowMover mover>
+__device__ bool sum_arrived_rows(DeviceWorker<mover>& w, const NormalCall& call, const NormalScratch& scratch, const bf16* results,
                                  bf16* sums) {
   const int hidden = call.layout.returned.hidden;
   const int n = w.sum_values(w.heap().ranks, scratch.arrived);
@@ -115,7 +115,7 @@ __device__ bool sum_arrived_rows(DeviceWorker<plain>& w, const NormalCall& call,
   return w.team_barrier();
 }
 
-template <bool plain>
+template <RowMover mover>
 __global__ void __launch_bounds__(threads_a_cta, 1) normal_combine(const __grid_constant__ NormalCall call) {
   HEDDLE_DEVICE_WORKER(w, call, CallPart::combine);
   const NormalScratch scratch = scratch_of(call);
@@ -140,9 +140,11 @@ class DeviceNormal final : public DeviceExchangeBase {
  public:
   DeviceNormal(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
                const DeviceExchangeOptions& device_options)
-      : DeviceExchangeBase(workspace, gpu, options, memory, device_options) {
-    for (const auto kernel : {normal_counts<false>, normal_move<false>, normal_combine<false>})
-      prepare(reinterpret_cast<const void*>(kernel));
+      : DeviceExchangeBase(workspace, gpu, options, memory, device_options),
+        counts_(reinterpret_cast<const void*>(normal_counts<RowMover::any>)),
+        move_(kernel_for(options.wire, normal_move<RowMover::any>, normal_move<RowMover::bulk>)),
+        combine_(kernel_for(options.combine_wire, normal_combine<RowMover::any>, normal_combine<RowMover::bulk>)) {
+    for (const void* kernel : {counts_, move_, combine_}) prepare(kernel);
     parameters_.layout = make_layout<NormalLayout>(options, areas());
     parameters_.layout.queue_rows = options.queue_rows;
     // As many flows as keep two rows each: one can be filled while the other is emptied.
@@ -172,22 +174,22 @@ class DeviceNormal final : public DeviceExchangeBase {
 
   void dispatch_send(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) override {
     refuse_capture(stream);
-    take_inputs(inputs, step);
-    launch(reinterpret_cast<const void*>(normal_counts<false>), &parameters_, {}, stream);
+    take_inputs(inputs, step, stream);
+    launch(counts_, &parameters_, {}, stream);
   }
   void dispatch_receive(DeviceStream stream) override {
     refuse_capture(stream);
     wait_for_counts(stream);
     make_exact_memory();
-    launch(reinterpret_cast<const void*>(normal_move<false>), &parameters_, {}, stream);
+    launch(move_, &parameters_, {}, stream);
   }
   void combine_send(std::span<const bf16* const> results, DeviceStream stream) override {
-    take_results(results);
-    launch(reinterpret_cast<const void*>(normal_combine<false>), &parameters_, {true, false}, stream);
+    take_results(results, stream);
+    launch(combine_, &parameters_, {true, false}, stream);
   }
   void combine_receive(std::span<const DeviceOutput> outputs, DeviceStream stream) override {
-    take_outputs(outputs);
-    launch(reinterpret_cast<const void*>(normal_combine<false>), &parameters_, {false, true}, stream);
+    take_outputs(outputs, stream);
+    launch(combine_, &parameters_, {false, true}, stream);
     share_outputs(stream);
   }
   void dispatch(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) override {
@@ -195,9 +197,9 @@ class DeviceNormal final : public DeviceExchangeBase {
     dispatch_receive(stream);
   }
   void combine(std::span<const bf16* const> results, std::span<const DeviceOutput> outputs, DeviceStream stream) override {
-    take_results(results);
-    take_outputs(outputs);
-    launch(reinterpret_cast<const void*>(normal_combine<false>), &parameters_, {}, stream);
+    take_results(results, stream);
+    take_outputs(outputs, stream);
+    launch(combine_, &parameters_, {}, stream);
     share_outputs(stream);
   }
 
@@ -233,6 +235,10 @@ class DeviceNormal final : public DeviceExchangeBase {
  private:
   using DeviceExchangeBase::experts_of;
   static constexpr int most_flows = 128;  ///< with a peer, one a warp
+
+  const void* kernel_for(Wire wire, void (*any)(NormalCall), void (*bulk)(NormalCall)) const {
+    return reinterpret_cast<const void*>(wire == Wire::bf16 && call_.bulk_bytes > 0 ? bulk : any);
+  }
 
   void wait_for_counts(DeviceStream stream) {
     const auto r = static_cast<std::size_t>(ranks());
@@ -310,6 +316,7 @@ class DeviceNormal final : public DeviceExchangeBase {
     DeviceExchangeBase::refuse_capture(stream, "way normal", "take low_latency, elastic, one_sided or gather");
   }
 
+  const void *counts_, *move_, *combine_;
   NormalCall parameters_;
   DeviceArray<std::byte> exact_;
   std::vector<int> received_;

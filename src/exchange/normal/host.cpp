@@ -85,6 +85,7 @@ class NormalExchange final : public HostExchange {
   }
 
   void combine_send(const bf16* results) override {
+    accept_results();
     const ArrivedRouting routing{options_.topk, local_ids_.data(), weights_.data()};
     const bool weighted = options_.weight_at == WeightAt::combine;
     run(CallPart::combine, [&](HostWorker& w) {

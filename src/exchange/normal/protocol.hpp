@@ -32,10 +32,15 @@ HEDDLE_PROTOCOL bool normal_exchange_counts(W& w, const NormalLayout& layout, co
   if (!w.begin()) return false;
   RankNumbers rows;
   if (!number_rows_by_rank(w, input, placement, scratch.sent, rows)) return false;
-  w.spread(input.tokens, w.heap().ranks, [&](int token, int d) {
-    const std::int32_t slot = rows.slots[token * w.heap().ranks + d];
-    if (slot >= 0) scratch.tokens[d * layout.shape.cap + slot] = token;
-  });
+  const int ranks = w.heap().ranks;
+  for (int first = 0; first < ranks; first += most_spread_columns) {
+    const int some = ranks - first < most_spread_columns ? ranks - first : most_spread_columns;
+    w.spread(input.tokens, some, [&](int token, int column) {
+      const int d = first + column;
+      const std::int32_t slot = rows.slots[token * ranks + d];
+      if (slot >= 0) scratch.tokens[d * layout.shape.cap + slot] = token;
+    });
+  }
   const auto word = [&](int peer) { return layout.count_word(peer); };
   tell(w, word, [&](int d) { return rows.counts[d]; });
   return hear(w, word, WordKind::normal_count, scratch.arrived) != nullptr;
@@ -145,6 +150,7 @@ HEDDLE_PROTOCOL bool move_rows(W& w, const NormalFlow& flow, const Words& words,
     if (waiting_for < 0) return w.team_barrier();
     if (moved) {
       patience = w.look();
+      w.note_progress();
       continue;
     }
     const int peer = waiting_for % ranks;

@@ -20,7 +20,7 @@ __device__ OneSidedScratch scratch_of(const OneSidedCall& call) {
   return scratch;
 }
 
-template <bool plain>
+template <RowMover mover>
 __global__ void __launch_bounds__(threads_a_cta, 1) one_sided_dispatch(const __grid_constant__ OneSidedCall call) {
   HEDDLE_DEVICE_WORKER(w, call, call.send ? CallPart::dispatch_send : CallPart::dispatch_receive);
   const SendInput input = send_input(call);
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(threads_a_cta, 1) one_sided_dispatch(const __g
   }
 }
 
-template <bool plain>
+template <RowMover mover>
 __global__ void __launch_bounds__(threads_a_cta, 1) one_sided_combine(const __grid_constant__ OneSidedCall call) {
   HEDDLE_DEVICE_WORKER(w, call, CallPart::combine);
   const SendInput input = send_input(call);
@@ -53,8 +53,9 @@ class DeviceOneSided final : public DeviceWay<OneSidedCall> {
  public:
   DeviceOneSided(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
                  const DeviceExchangeOptions& device_options)
-      : DeviceWay(workspace, gpu, options, memory, device_options, {one_sided_dispatch<false>, one_sided_dispatch<true>},
-                  {one_sided_combine<false>, one_sided_combine<true>}) {
+      : DeviceWay(workspace, gpu, options, memory, device_options,
+                  {one_sided_dispatch<RowMover::any>, one_sided_dispatch<RowMover::plain>, one_sided_dispatch<RowMover::bulk>},
+                  {one_sided_combine<RowMover::any>, one_sided_combine<RowMover::plain>, one_sided_combine<RowMover::bulk>}) {
     parameters_.layout = make_layout<OneSidedLayout>(options, areas());
     OneSidedLayout& layout = parameters_.layout;
     for (const std::size_t bytes : options.extra_payloads) layout.extra_bytes[layout.extra_payloads++] = bytes;

@@ -53,6 +53,7 @@ class OneSidedExchange final : public HostExchange {
   }
 
   void combine_send(const bf16* results) override {
+    accept_results();
     run(CallPart::combine, [&](HostWorker& w) { return one_sided_offer(w, layout_, step_.max_tokens, results, scratch_); });
   }
 

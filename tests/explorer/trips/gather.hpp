@@ -1,6 +1,6 @@
 #pragma once
 
-#include "exchange/gather/protocol.hpp"
+#include "exchange/gather/tagged.hpp"
 #include "explorer/trips/trip.hpp"
 
 namespace heddle::explorer {
@@ -85,6 +85,38 @@ class GatherTrip : public Trip<GatherLayout, GatherMemory> {
                                                                    : batches_.tokens_before(call, rank));
   }
   std::size_t rows(int call) const { return first_row(call, layout_.shape.ranks); }
+};
+
+/// Rows, and the sums on their way home, as words with the flag beside the data.
+class TaggedGatherTrip : public GatherTrip<Gathering::padded> {
+ public:
+  static constexpr const char* name = "gather tagged";
+  explicit TaggedGatherTrip(const Batches& batches) : GatherTrip(batches) {
+    tagged_.tokens = layout_.shape.cap;
+    tagged_.dispatch = layout_.areas.end;
+    tagged_.combine = align_up(tagged_.dispatch + tagged_.dispatch_bytes(layout_), 128);
+    layout_.areas.end = align_up(tagged_.combine + tagged_.combine_bytes(layout_), 128);
+  }
+
+  template <class W>
+  bool dispatch(W& w, int call) {
+    GatherMemory& own = memory(w);
+    const SendInput sent = input(call, w.heap().rank);
+    const int block = batches_.largest(call);
+    return gather_send_tagged(w, layout_, tagged_, block, sent) &&
+           gather_take_tagged(w, layout_, tagged_, block, sent, batches_.placement(), own.counts.data(), own.routing(topk()));
+  }
+
+  template <class W>
+  bool combine(W& w, int call, bf16* out) {
+    GatherMemory& own = memory(w);
+    const int tokens = input(call, w.heap().rank).tokens;
+    return gather_return_tagged(w, layout_, tagged_, batches_.largest(call), own.counts.data(), own.results.data()) &&
+           gather_collect_tagged(w, layout_, tagged_, tokens, {}, out);
+  }
+
+ private:
+  GatherTagged tagged_;
 };
 
 /// Tensor-parallel attention: every rank has all tokens, nothing is sent, and the sums are an all-reduce.

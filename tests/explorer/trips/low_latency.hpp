@@ -10,7 +10,7 @@ struct LowLatencyMemory {
       : block_rows(layout.shape.ranks * layout.shape.cap),
         slots(room<std::int32_t>(static_cast<std::size_t>(layout.shape.cap * layout.shape.topk))),
         sent(room<std::int32_t>(static_cast<std::size_t>(layout.shape.experts))),
-        before(sent),
+        before(chunks(layout.shape.cap * layout.shape.topk, layout.shape.experts)),
         arrived(room<std::int32_t>(static_cast<std::size_t>(layout.shape.max_local_experts * layout.shape.ranks))),
         counts(room<std::int32_t>(static_cast<std::size_t>(layout.shape.max_local_experts))),
         rows(layout.regions() * layout.wire.row_bytes()),

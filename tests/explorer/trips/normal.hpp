@@ -12,7 +12,7 @@ struct NormalMemory {
       : topk(layout.shape.topk),
         slots(room<std::int32_t>(static_cast<std::size_t>(layout.shape.cap * layout.shape.ranks))),
         sent(room<std::int32_t>(static_cast<std::size_t>(layout.shape.ranks))),
-        before(sent),
+        before(chunks(layout.shape.cap, layout.shape.ranks)),
         tokens(slots),
         arrived(sent),
         firsts(sent),

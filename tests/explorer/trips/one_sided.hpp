@@ -9,7 +9,7 @@ struct OneSidedMemory {
   OneSidedMemory(const Batches&, const OneSidedLayout& layout)
       : slots(room<std::int32_t>(static_cast<std::size_t>(layout.shape.cap * layout.shape.ranks))),
         sent(room<std::int32_t>(static_cast<std::size_t>(layout.shape.ranks))),
-        before(sent),
+        before(chunks(layout.shape.cap, layout.shape.ranks)),
         arrived(sent),
         results(room<bf16>(layout.blocks() * static_cast<std::size_t>(layout.wire.hidden))) {}
   OneSidedScratch scratch() { return {{slots.data(), sent.data(), before.data()}, arrived.data(), {}}; }

@@ -18,6 +18,11 @@ std::vector<T> room(std::size_t size, T value = {}) {
   return std::vector<T>(std::max<std::size_t>(size, 1), value);
 }
 
+/// Where `items` are numbered in `classes`, however small the chunks.
+inline std::vector<std::int32_t> chunks(int items, int classes) {
+  return room<std::int32_t>(static_cast<std::size_t>((items + 1) * classes));
+}
+
 /// Memory(batches, layout): the ordinary memory of one rank.
 template <class Layout, class Memory>
 class Trip {

@@ -1,0 +1,81 @@
+// One MoE layer on GPUs, from tokens to outputs: the exchange, the experts of every rank and the shared expert as kernels on a
+// stream. Built with HEDDLE_CUDA only.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "heddle/device.hpp"
+#include "heddle/device_experts.hpp"
+#include "heddle/layer.hpp"
+
+namespace heddle {
+
+struct DeviceLayerOptions {
+  DeviceExchangeOptions exchange;
+  int expert_ctas = 0;  ///< of the routed experts' products, as DeviceExpertsOptions::ctas
+  int shared_ctas = 0;  ///< of the shared expert's
+  bool fused_activation = true;
+  ActivationGrid activation_grid = ActivationGrid::persistent;
+  DeviceRowBlocks row_blocks = DeviceRowBlocks::automatic;
+  bool timed = false;  ///< events around the parts of a call, see DeviceLayer::seconds
+};
+
+/// Of the last call on one GPU.
+struct DeviceLayerSeconds {
+  double dispatch = 0;
+  double experts = 0;  ///< of all its ranks
+  double shared = 0;   ///< on the second stream, beside the others
+  double combine = 0;  ///< what is left of the shared expert included
+};
+
+/// A layer on GPU number `gpu` of a workspace, for all ranks that live there; every GPU of the group has one and makes the same
+/// calls in the same order. All memory is taken by the constructor, for a cap's worth of tokens of every rank whatever is routed
+/// where. Calls queue kernels and return; where no host waits for row counts (ways other than normal and elastic with cpu_sync)
+/// they may be captured in a graph, begin and end together, and replayed with other tokens, routing and numbers. Layers may
+/// share a workspace, one call after the other, and a stream with anything else.
+///
+/// The arithmetic is MoeLayer's (docs/numerics.md). A fused shared expert (SharedMode::fused) is computed like one alone: the bits
+/// are the same. Of LayerOptions `workers` does not matter.
+class DeviceLayer {
+ public:
+  /// `weights`: a local rank's, in order of rank; read here and not needed later. `memory`: what the workspace was sized for.
+  /// `device.exchange` as for create_device_exchange. Throws InputError for what does not fit together or what GPUs do not
+  /// compute: bf16 activations with fp8 block or mxfp4 weights, GPUs other than Hopper, more pairs than 2^25 a rank.
+  DeviceLayer(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeMemory& memory, std::span<const LayerWeights> weights,
+              const LayerOptions& options, const DeviceLayerOptions& device = {});
+  ~DeviceLayer();
+  DeviceLayer(DeviceLayer&&) noexcept;
+  DeviceLayer& operator=(DeviceLayer&&) noexcept;
+
+  /// First part of a call: sends the tokens, and begins with the shared expert on a second stream. inputs: a local rank's, which
+  /// stay as they are until the call has run. Where the host waits for counts, every GPU of the process must have begun before
+  /// one of them ends. With tensor_parallel every rank brings the whole batch; by other ways than gather it has exactly
+  /// step.max_tokens tokens. Throws InputError before a launch.
+  void begin(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream);
+  /// Second part: experts and outputs, by local rank [tokens, H], 16-byte aligned; null for a rank without tokens, but never with
+  /// tensor_parallel, where they are [all tokens, H].
+  void end(std::span<bf16* const> outputs, DeviceStream stream);
+  void forward(std::span<const DeviceInput> inputs, const Step& step, std::span<bf16* const> outputs, DeviceStream stream) {
+    begin(inputs, step, stream);
+    end(outputs, stream);
+  }
+
+  /// Once the stream has been waited for: throws the FaultError of a rank that gave up, or an Error where experts met a count
+  /// that cannot be. Looks at host memory only.
+  void throw_if_failed();
+  /// With DeviceLayerOptions::timed, of the last call, which must have run and not have been captured.
+  DeviceLayerSeconds seconds() const;
+
+  const ExchangeOptions& exchange_options() const;
+  const DeviceExchange& exchange() const;  ///< for what arrived, and for its counters
+  std::size_t weight_bytes() const;        ///< of device memory, of all local ranks
+  std::size_t buffer_bytes() const;        ///< of device memory beside weights, heap and exchange
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace heddle

@@ -1,0 +1,143 @@
+// `heddle run` and `heddle verify --engine cuda` from outside: every way against the reference, what moved against the host
+// engine's report, a process a GPU, slices of experts, and what is refused. The command is the one beside this program's folder,
+// or in it, or HEDDLE_COMMAND.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "gpu/buffers.hpp"
+
+namespace heddle {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+fs::path command() {
+  if (const char* given = std::getenv("HEDDLE_COMMAND")) return given;
+  const fs::path here = fs::read_symlink("/proc/self/exe").parent_path();
+  return fs::exists(here.parent_path() / "heddle") ? here.parent_path() / "heddle" : here / "heddle";
+}
+
+struct Ran {
+  int status = -1;
+  std::string text;  ///< standard output and error
+};
+
+Ran run(const std::string& arguments) {
+  Ran ran;
+  FILE* pipe = popen(fmt::format("'{}' {} 2>&1", command().string(), arguments).c_str(), "r");
+  if (pipe == nullptr) return ran;
+  std::array<char, 4096> part;
+  while (std::fgets(part.data(), static_cast<int>(part.size()), pipe) != nullptr) ran.text += part.data();
+  const int status = pclose(pipe);
+  ran.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return ran;
+}
+
+const std::string layer = " --preset deepseek-v4-flash --hidden 512 --intermediate 384 --experts 24 --tokens 96 --seed 3";
+
+class CommandGpu : public testing::Test {
+ protected:
+  void SetUp() override {
+    SKIP_WITHOUT_GPU();
+    if (!fs::exists(command())) GTEST_SKIP() << "the command is not at " << command();
+  }
+  void TearDown() override {
+    for (const char* name : {"json", "out"}) fs::remove(file(name));
+  }
+  static std::string file(const char* name) {
+    return (fs::temp_directory_path() / fmt::format("heddle_command_gpu_test.{}.{}", getpid(), name)).string();
+  }
+  static std::string on_gpus(int ranks) {
+    return fmt::format(" --engine cuda --ranks {} --gpus {}", ranks, std::min({gpus_here(), 2, ranks}));
+  }
+
+  /// The report of a run or a verification that went well; null otherwise.
+  static Json report(const std::string& arguments) {
+    const Ran ran = run(fmt::format("{} --json {}", arguments, file("json")));
+    EXPECT_EQ(ran.status, 0) << arguments << "\n" << ran.text;
+    if (ran.status != 0) return nullptr;
+    return Json::parse(std::ifstream(file("json")));
+  }
+};
+
+TEST_F(CommandGpu, VerifyHasEveryWayPass) {
+  for (const int ranks : {1, 4}) {
+    for (const char* more : {"", " --weights bf16", " --weights nvfp4 --activation bf16 --wire fp8", " --tensor-parallel"}) {
+      const Json json = report(fmt::format("verify{}{}{}", layer, more, on_gpus(ranks)));
+      if (json.is_null()) return;
+      EXPECT_TRUE(json.at("passed").get<bool>());
+      EXPECT_EQ(json.at("ways").size(), 6u);
+      for (const Json& way : json.at("ways")) {
+        EXPECT_EQ(way.at("configuration").at("experts_engine"), "cuda");
+        EXPECT_GT(way.at("experts_seconds").get<double>(), 0.0);
+      }
+    }
+  }
+}
+
+TEST_F(CommandGpu, SlicesOfExperts) {
+  for (const char* more : {"", " --tensor-parallel", " --gather uneven"}) {
+    const Json json = report(fmt::format("verify{}{} --expert-slices{}", layer, more, on_gpus(3)));
+    if (json.is_null()) return;
+    EXPECT_EQ(json.at("ways").size(), 1u);
+    EXPECT_TRUE(json.at("ways").at(0).at("configuration").at("expert_slices").get<bool>());
+  }
+}
+
+// What moved does not depend on the engine.
+TEST_F(CommandGpu, ReportsTheHostEnginesRowsAndBytes) {
+  for (const char* way : {"gather", "normal", "low_latency", "elastic", "one_sided", "gather --tensor-parallel",
+                          "elastic --tensor-parallel", "gather --expert-slices", "elastic --reduce home --cpu-sync"}) {
+    const std::string common = fmt::format("run{} --out {} --way {}", layer, file("out"), way);
+    const Json host = report(common + " --ranks 3");
+    const Json gpu = report(common + on_gpus(3));
+    if (host.is_null() || gpu.is_null()) return;
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+      Json of_gpu = gpu.at("per_rank").at(rank), of_host = host.at("per_rank").at(rank);
+      of_gpu.erase("rows_room");  // bounds on GPUs where the host knows counts
+      of_host.erase("rows_room");
+      EXPECT_EQ(of_gpu, of_host) << way;
+    }
+    for (const auto& [phase, of_host] : host.at("phases").items()) {
+      EXPECT_EQ(gpu.at("phases").at(phase).at("remote_bytes"), of_host.at("remote_bytes")) << way << ", " << phase;
+      EXPECT_EQ(gpu.at("phases").at(phase).at("local_bytes"), of_host.at("local_bytes")) << way << ", " << phase;
+    }
+    EXPECT_EQ(gpu.at("copies_per_token"), host.at("copies_per_token")) << way;
+    EXPECT_EQ(gpu.at("host_waited"), host.at("host_waited")) << way;
+    EXPECT_GT(gpu.at("kernels_launched").get<int>(), 0);
+  }
+}
+
+TEST_F(CommandGpu, AProcessAGpu) {
+  const Json json = report(fmt::format("verify{} --processes{}", layer, on_gpus(4)));
+  if (json.is_null()) return;
+  EXPECT_TRUE(json.at("passed").get<bool>());
+}
+
+TEST_F(CommandGpu, ExpertsMayStayOnTheHost) {
+  const Json json = report(fmt::format("verify{} --experts-engine host{}", layer, on_gpus(2)));
+  if (json.is_null()) return;
+  EXPECT_EQ(json.at("ways").at(0).at("configuration").at("experts_engine"), "host");
+}
+
+TEST_F(CommandGpu, RefusesWhatGpusDoNotCompute) {
+  const Ran ran =
+      run(fmt::format("run{} --weights mxfp4 --activation bf16 --way low_latency --out {}{}", layer, file("out"), on_gpus(1)));
+  EXPECT_EQ(ran.status, 2) << ran.text;
+  for (const char* part : {"take fp8 activations", "--experts-engine host"})
+    EXPECT_NE(ran.text.find(part), std::string::npos) << "should say \"" << part << "\": " << ran.text;
+}
+
+}  // namespace
+}  // namespace heddle

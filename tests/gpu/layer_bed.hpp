@@ -1,0 +1,273 @@
+// Layers on the GPUs of this machine: one workspace, seats for all ranks, calls and captured calls.
+#pragma once
+
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gpu/buffers.hpp"
+#include "gpu/waiting.hpp"
+#include "heddle/device_layer.hpp"
+#include "layer_support.hpp"
+
+namespace heddle::layer_test {
+
+/// GPUs that tests of the layer use.
+inline int gpus_for(int ranks) { return std::min({gpus_here(), 2, ranks}); }
+
+/// Where a rank's tokens lie, and its outputs.
+struct LayerPlace {
+  Buffer<int> tokens;
+  Buffer<bf16> hidden;
+  Buffer<std::int32_t> ids;
+  Buffer<float> weights;
+  Buffer<bf16> out;
+
+  LayerPlace(int device, std::size_t rows, std::size_t hidden_size, std::size_t topk)
+      : tokens(device, 1),
+        hidden(device, rows * hidden_size),
+        ids(device, rows * topk),
+        weights(device, rows * topk),
+        out(device, rows * hidden_size) {}
+};
+
+/// A graph a GPU.
+class LayerGraphs {
+ public:
+  LayerGraphs() = default;
+  LayerGraphs(LayerGraphs&&) = default;
+  LayerGraphs(const LayerGraphs&) = delete;
+  ~LayerGraphs() {
+    for (cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
+  }
+  std::vector<cudaGraphExec_t> graphs;
+};
+
+/// Layers that share a workspace; each with a source and a case. Hidden size, k and ranks are the same for all.
+class LayerBed {
+ public:
+  struct Given {
+    const LayerSource* source;
+    const Case* c;
+  };
+  LayerBed(const std::vector<Given>& given, const DeviceLayerOptions& device = {},
+           std::chrono::milliseconds deadline = std::chrono::seconds(30))
+      : first_(*given.front().c),
+        hidden_(static_cast<std::size_t>(given.front().source->shape.hidden)),
+        topk_(static_cast<std::size_t>(given.front().source->shape.topk)) {
+    ExchangeMemory memory;
+    std::size_t rows = 0;
+    for (const Given& one : given) {
+      memory.include(exchange_memory(exchange_options(weights_of(one, 0), one.c->options)));
+      rows = std::max(rows, static_cast<std::size_t>(one.c->ranks()) * static_cast<std::size_t>(one.c->options.cap));
+    }
+    const int ranks = first_.ranks();
+    workspace_ =
+        std::make_unique<DeviceWorkspace>(DeviceGroupOptions{ranks, devices(gpus_for(ranks)), deadline}, memory.heap_bytes(ranks));
+    for (std::size_t gpu = 0; gpu < workspace_->gpus(); ++gpu) {
+      const cuda::DeviceScope scope(workspace_->device(gpu));
+      cudaStream_t stream = nullptr;
+      check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+      streams_.push_back(stream);
+      for (int local = 0; local < workspace_->ranks_on(gpu); ++local) {
+        places_.emplace_back(workspace_->device(gpu), rows, hidden_, topk_);
+      }
+    }
+    layers_.resize(given.size());
+    for (std::size_t i = 0; i < given.size(); ++i) {
+      for (std::size_t gpu = 0; gpu < workspace_->gpus(); ++gpu) {
+        std::vector<LayerWeights> weights;
+        for (int local = 0; local < workspace_->ranks_on(gpu); ++local) {
+          weights.push_back(weights_of(given[i], workspace_->first_rank(gpu) + local));
+        }
+        layers_[i].emplace_back(*workspace_, gpu, memory, weights, given[i].c->options, device);
+      }
+    }
+    settle();
+  }
+  ~LayerBed() {
+    for (cudaStream_t stream : streams_) {
+      cudaStreamSynchronize(stream);
+      cudaStreamDestroy(stream);
+    }
+  }
+  LayerBed(const LayerBed&) = delete;
+
+  DeviceWorkspace& workspace() { return *workspace_; }
+  DeviceLayer& layer(std::size_t number, std::size_t gpu) { return layers_[number][gpu]; }
+  LayerPlace& place(int rank) { return places_[static_cast<std::size_t>(rank)]; }
+
+  /// The tokens of a case into all seats; all else there is poisoned.
+  void load(const Case& c, const Tokens& tokens) {
+    for (int rank = 0; rank < c.ranks(); ++rank) {
+      const LayerInput input = input_of(c, tokens, rank);
+      LayerPlace& to = place(rank);
+      const auto count = static_cast<std::size_t>(input.tokens);
+      const auto fill = [](auto& buffer, const auto* from, std::size_t size) {
+        buffer.poison();
+        if (size > 0) buffer.write({from, from + size});
+      };
+      fill(to.tokens, &input.tokens, 1);
+      fill(to.hidden, input.hidden, count * hidden_);
+      fill(to.ids, input.ids, count * topk_);
+      fill(to.weights, input.weights, count * topk_);
+      to.out.poison();
+    }
+    settle();
+  }
+
+  void begin(std::size_t number, const Step& step) {
+    for (std::size_t gpu = 0; gpu < workspace_->gpus(); ++gpu) layer(number, gpu).begin(inputs(gpu), step, streams_[gpu]);
+  }
+  void end(std::size_t number) {
+    for (std::size_t gpu = 0; gpu < workspace_->gpus(); ++gpu) layer(number, gpu).end(outputs(gpu), streams_[gpu]);
+  }
+  void wait(std::size_t number, const std::string& what = "a call of a layer") {
+    for (cudaStream_t stream : streams_) wait_for(stream, what, std::chrono::seconds(90));
+    for (DeviceLayer& layer : layers_[number]) layer.throw_if_failed();
+  }
+  /// A call, waited for; the outputs.
+  std::vector<bf16> call(const Case& c, std::size_t number = 0) {
+    begin(number, step_of(c));
+    end(number);
+    wait(number, text_of(c));
+    return fetch(c);
+  }
+  LayerGraphs capture(const Step& step, std::size_t number = 0) {
+    LayerGraphs made;
+    for (std::size_t gpu = 0; gpu < workspace_->gpus(); ++gpu) {
+      const cuda::DeviceScope scope(workspace_->device(gpu));
+      check(cudaStreamBeginCapture(streams_[gpu], cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+      cudaGraph_t graph = nullptr;
+      try {
+        layer(number, gpu).begin(inputs(gpu), step, streams_[gpu]);
+        layer(number, gpu).end(outputs(gpu), streams_[gpu]);
+      } catch (...) {
+        cudaStreamEndCapture(streams_[gpu], &graph);
+        if (graph != nullptr) cudaGraphDestroy(graph);
+        throw;
+      }
+      check(cudaStreamEndCapture(streams_[gpu], &graph), "cudaStreamEndCapture");
+      cudaGraphExec_t ready = nullptr;
+      check(cudaGraphInstantiate(&ready, graph, 0), "cudaGraphInstantiate");
+      check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+      made.graphs.push_back(ready);
+    }
+    return made;
+  }
+  void launch(const LayerGraphs& graphs) {
+    for (std::size_t gpu = 0; gpu < workspace_->gpus(); ++gpu) {
+      const cuda::DeviceScope scope(workspace_->device(gpu));
+      check(cudaGraphLaunch(graphs.graphs[gpu], streams_[gpu]), "cudaGraphLaunch");
+    }
+  }
+  std::vector<bf16> replay(const LayerGraphs& graphs, const Case& c, std::size_t number = 0) {
+    launch(graphs);
+    wait(number, "a replay: " + text_of(c));
+    return fetch(c);
+  }
+
+  /// The outputs of all tokens in the batch's order; nothing else may have been written, and inputs are as they were.
+  std::vector<bf16> fetch(const Case& c) {
+    std::vector<bf16> all;
+    for (int rank = 0; rank < c.ranks(); ++rank) {
+      LayerPlace& from = place(rank);
+      const std::vector<bf16> out = from.out.read();
+      const int tokens = c.options.tensor_parallel ? c.all_tokens() : c.tokens[static_cast<std::size_t>(rank)];
+      const auto values = static_cast<std::size_t>(tokens) * hidden_;
+      std::size_t written = 0;
+      for (std::size_t i = values; i < out.size(); ++i) written += out[i].bits != (poison_byte << 8 | poison_byte) ? 1 : 0;
+      EXPECT_EQ(written, 0u) << "values behind the " << tokens << " outputs of rank " << rank;
+      const std::string whose = "rank " + std::to_string(rank);
+      from.out.expect_guards(whose + ", outputs");
+      from.hidden.expect_guards(whose + ", hidden states");
+      if (c.options.tensor_parallel && rank > 0) {
+        EXPECT_TRUE(std::equal(all.begin(), all.end(), out.begin(), [](bf16 a, bf16 b) { return a.bits == b.bits; }))
+            << whose << " has other outputs than rank 0";
+        continue;
+      }
+      all.insert(all.end(), out.begin(), out.begin() + static_cast<std::ptrdiff_t>(values));
+    }
+    return all;
+  }
+
+ private:
+  static LayerWeights weights_of(const Given& one, int rank) { return LayerWeights::load(*one.source, one.c->placement, rank); }
+  void settle() const {
+    for (std::size_t gpu = 0; gpu < workspace_->gpus(); ++gpu) {
+      const cuda::DeviceScope scope(workspace_->device(gpu));
+      check(cudaStreamSynchronize(nullptr), "copies of inputs");
+    }
+  }
+  std::vector<DeviceInput> inputs(std::size_t gpu) {
+    std::vector<DeviceInput> all;
+    for (int local = 0; local < workspace_->ranks_on(gpu); ++local) {
+      LayerPlace& own = place(workspace_->first_rank(gpu) + local);
+      all.push_back({own.tokens.data(), own.hidden.data(), own.ids.data(), own.weights.data(), {}});
+    }
+    return all;
+  }
+  std::vector<bf16*> outputs(std::size_t gpu) {
+    std::vector<bf16*> all;
+    for (int local = 0; local < workspace_->ranks_on(gpu); ++local)
+      all.push_back(place(workspace_->first_rank(gpu) + local).out.data());
+    return all;
+  }
+
+  Case first_;
+  std::size_t hidden_, topk_;
+  std::unique_ptr<DeviceWorkspace> workspace_;
+  std::vector<cudaStream_t> streams_;
+  std::vector<LayerPlace> places_;
+  std::vector<std::vector<DeviceLayer>> layers_;  ///< [layer][GPU]
+};
+
+/// The bounds of docs/numerics.md between a GPU and the host engine. Small cases have a bound of their own and meet the page's
+/// together: hardware keeps about 14 bits of an fp8 sum, and requantisation amplifies it.
+class GpuBounds {
+ public:
+  void expect(const Case& c, const std::vector<bf16>& gpu, const std::vector<bf16>& host) {
+    ASSERT_EQ(gpu.size(), host.size());
+    const Activation activation = activation_of(c);
+    const Comparison comparison = compare(gpu, host);
+    EXPECT_FALSE(comparison.has_nan_mismatch) << text_of(c);
+    EXPECT_LE(comparison.relative_error, bound_of_one(c, activation)) << text_of(c);
+    Pool& pool = pools_[activation == Activation::fp8 ? 0 : 1];
+    pool.gpu.insert(pool.gpu.end(), gpu.begin(), gpu.end());
+    pool.host.insert(pool.host.end(), host.begin(), host.end());
+    pool.pairs += static_cast<double>(c.all_tokens()) * c.layer.shape.topk * c.layer.shape.intermediate;
+  }
+  ~GpuBounds() {
+    constexpr double bounds[] = {1.5e-2, 4e-3};
+    constexpr const char* names[] = {"fp8", "bf16"};
+    for (std::size_t i = 0; i < 2; ++i) {
+      const Pool& pool = pools_[i];
+      if (pool.gpu.empty()) continue;
+      const double error = compare(pool.gpu, pool.host).relative_error;
+      std::printf("%s activations: error %.2e over tokens * k * D = %.3g\n", names[i], error, pool.pairs);
+      if (pool.pairs >= (1 << 17)) {
+        EXPECT_LE(error, bounds[i]) << "over all cases with " << names[i] << " activations";
+      }
+    }
+  }
+  GpuBounds() = default;
+  GpuBounds(const GpuBounds&) = delete;
+  GpuBounds& operator=(const GpuBounds&) = delete;
+
+ private:
+  struct Pool {
+    std::vector<bf16> gpu, host;
+    double pairs = 0;
+  };
+  /// A group of activations that takes another scale, or a value that takes another code on its way back, weighs much in a few
+  /// tokens.
+  static double bound_of_one(const Case& c, Activation activation) {
+    if (c.options.combine_wire != Wire::bf16) return 0.2;
+    return activation == Activation::fp8 ? 8e-2 : 2e-2;
+  }
+  Pool pools_[2];
+};
+
+}  // namespace heddle::layer_test
