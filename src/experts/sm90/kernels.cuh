@@ -17,7 +17,7 @@ template <WeightKind kind>
 ProductKernel kernel_of(RowBlocks blocks, bool activates) {
   constexpr int most = slab_shape(kind).operand == Operand::e4m3 ? 128 : 96;
   if (blocks == RowBlocks::small) {
-    return activates ? describe_kernel<TileShape<kind, 4, 64, true>>() : describe_kernel<TileShape<kind, 4, 64, false>>();
+    return activates ? describe_kernel<TileShape<kind, 4, 32, true>>() : describe_kernel<TileShape<kind, 4, 32, false>>();
   }
   return activates ? describe_kernel<TileShape<kind, 2, most, true>>() : describe_kernel<TileShape<kind, 2, most, false>>();
 }

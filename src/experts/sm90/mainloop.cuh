@@ -109,8 +109,7 @@ class MainLoop {
   /// A second set of weight registers lets products run while the next slab is widened. Where there is nothing to widen, or no
   /// room for it, the products of one warpgroup run while another one loads.
   static constexpr bool overlapped =
-      Shape::slabs == 1 ? tokens <= 32
-                        : Shape::kind != WeightKind::bf16 && Shape::slabs * tokens / 2 + piece / 2 <= (widens ? 144 : 112);
+      Shape::slabs == 1 || (Shape::kind != WeightKind::bf16 && Shape::slabs * tokens / 2 + piece / 2 <= (widens ? 144 : 112));
 
   template <TokenFactors factors>
   __device__ __forceinline__ void run_stages(int stages, Sums<Shape, tokens>& sums) {

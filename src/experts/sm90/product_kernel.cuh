@@ -126,15 +126,13 @@ __device__ __forceinline__ void compute_with_tile(Shared<Shape>& shared, const P
                                                   const Task& task, const MathThread& me, const RowFactors<Shape>& factors,
                                                   MathPosition<Shape>& at) {
   const int wanted = tile_tokens(task.rows, Shape::most_tokens);
-  if constexpr (Shape::most_tokens <= 64) {
+  if constexpr (Shape::most_tokens <= 32) {
     if (wanted <= 8) {
       compute_task<Shape, 8>(shared, call, weights, task, me, factors, at);
     } else if (wanted <= 16) {
       compute_task<Shape, 16>(shared, call, weights, task, me, factors, at);
-    } else if (wanted <= 32) {
-      compute_task<Shape, 32>(shared, call, weights, task, me, factors, at);
     } else {
-      compute_task<Shape, 64>(shared, call, weights, task, me, factors, at);
+      compute_task<Shape, 32>(shared, call, weights, task, me, factors, at);
     }
   } else {
     if (wanted <= 32) {

@@ -16,10 +16,10 @@ HEDDLE_HOST_DEVICE constexpr int blocks_of(int rows, int most_tokens) { return (
 /// Rows of each of them but the last: about the same number, in eights, as two halves take less time than a full one and a rest.
 HEDDLE_HOST_DEVICE constexpr int block_rows(int rows, int blocks) { return ((rows + blocks - 1) / blocks + 7) / 8 * 8; }
 
-/// The smallest tile that covers a block's rows: 8, 16, 32 or 64 where row blocks are small, else a multiple of 32.
+/// The smallest tile that covers a block's rows: 8, 16 or 32 where row blocks are small, else a multiple of 32.
 HEDDLE_HOST_DEVICE constexpr int tile_tokens(int rows, int most_tokens) {
-  const int small = rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
-  return most_tokens <= 64 ? small : (rows + 31) / 32 * 32;
+  const int small = rows <= 8 ? 8 : rows <= 16 ? 16 : 32;
+  return most_tokens <= 32 ? small : (rows + 31) / 32 * 32;
 }
 
 /// Rows [first, first + rows) of an expert times one tile of its weights.

@@ -69,11 +69,11 @@ struct TileShape {
   static constexpr int weight_stage_bytes =
       parts * WeightPlan{kind, false, kind == WeightKind::mxfp4, 0, 0}.chunk_bytes_of(tile_slabs);
   static constexpr int row_stage_bytes = parts * most_tokens * panel_bytes;
-  static constexpr int row_stages = (most_tokens <= 64 ? 6 : 4) / parts;
+  static constexpr int row_stages = (most_tokens <= 32 ? 8 : 4) / parts;
   /// Stages whose rows are under way while the others are ready.
   static constexpr int rows_under_way = row_stages / 2;
   /// Rows that are copied at once where they lie one behind another.
-  static constexpr int box_rows = most_tokens <= 64 ? 8 : 32;
+  static constexpr int box_rows = most_tokens <= 32 ? 8 : 32;
   /// Groups of 32: four a token. Else one.
   static constexpr int scales_a_stage = 4 * most_tokens;
   /// f32 factors of a tile's weight rows: of this task and of the next.
