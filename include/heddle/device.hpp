@@ -73,7 +73,7 @@ class DeviceWorkspace {
   /// on that have a live rank. A process with no live rank does not call, and neither does one that is gone; the group's
   /// deadline should be no shorter than the kernels'. A reset that failed may be called again, by all.
   void reset(const std::vector<bool>& live);
-  void reset();  ///< with the ranks that are live now: masked ones stay masked
+  void reset();                           ///< with the ranks that are live now: masked ones stay masked
   const std::vector<bool>& live() const;  ///< by rank
 
   struct Impl;

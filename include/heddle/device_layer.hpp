@@ -63,7 +63,8 @@ class DeviceLayer {
   }
 
   /// Once the stream has been waited for: throws the FaultError of a rank that gave up, or an Error where experts met a count
-  /// that cannot be. Looks at host memory only.
+  /// that cannot be. Looks at host memory only. After a fault ask the layers of all GPUs: what experts met in a call that was given
+  /// up is told by the next question, whenever that is.
   void throw_if_failed();
   /// With DeviceLayerOptions::timed, of the last call, which must have run and not have been captured.
   DeviceLayerSeconds seconds() const;

@@ -75,9 +75,9 @@ TEST(BulkGpu, EveryWayGivesTheHostEnginesBits) {
 TEST(BulkGpu, PartsOfRowsAndFewCtas) {
   SKIP_WITHOUT_GPU();
   const int ranks = std::max(2, gpus_here());
-  for (const ExchangeOptions& options : everything(2880, 9, ranks, 3, 300)) {
+  for (const ExchangeOptions& options : everything(2880, 9, ranks, 3, 100)) {
     for (const DeviceExchangeOptions& device : {bulk_from(2048), bulk_from(1024, ranks), bulk_from(1024, 8 * ranks)}) {
-      play_rounds(case_of(options, {300, 130}), device);
+      play_rounds(case_of(options, {100, 45}), device);
       if (HasFatalFailure()) return;
     }
   }

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -126,7 +127,15 @@ class LayerBed {
   }
   void wait(std::size_t number, const std::string& what = "a call of a layer") {
     for (cudaStream_t stream : streams_) wait_for(stream, what, std::chrono::seconds(90));
-    for (DeviceLayer& layer : layers_[number]) layer.throw_if_failed();
+    std::exception_ptr first;  // all are asked: what the experts of one GPU met in a call that was given up would be told later
+    for (DeviceLayer& layer : layers_[number]) {
+      try {
+        layer.throw_if_failed();
+      } catch (const Error&) {
+        if (first == nullptr) first = std::current_exception();
+      }
+    }
+    if (first != nullptr) std::rethrow_exception(first);
   }
   /// A call, waited for; the outputs.
   std::vector<bf16> call(const Case& c, std::size_t number = 0) {

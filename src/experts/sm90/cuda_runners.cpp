@@ -220,8 +220,7 @@ void ExpertChain::run(const RunnerCall& call, cudaStream_t stream) {
   launch_product(first, blocks_of(call, fused_), fused_, ctas_, stream);
   if (!fused_) activate(call, stream);
 
-  ProductCall second =
-      product(weights_.down(), call, operand(activated_.view(), {}));
+  ProductCall second = product(weights_.down(), call, operand(activated_.view(), {}));
   second.results = {call.results, call.result_stride, 0, call.result_places};
   launch_product(second, blocks_of(call, false), false, ctas_, stream);
 }

@@ -39,8 +39,8 @@ __device__ inline void store_eight(bf16* row, int low, int high, const float* su
 
 /// Stores sums as bf16 rows.
 template <class Shape, int tokens>
-__device__ __forceinline__ void store_results(const ResultStore& out, const WeightPlan& plan, const Task& task, const MathThread& me,
-                              const Sums<Shape, tokens>& sums) {
+__device__ __forceinline__ void store_results(const ResultStore& out, const WeightPlan& plan, const Task& task,
+                                              const MathThread& me, const Sums<Shape, tokens>& sums) {
   const int tile_has = plan.slabs_of(task.tile);
   const bool in_a_row = out.map.rows == nullptr;
   bf16* const begin = out.values + (in_a_row ? out.map.place(task, me.row()) * out.stride : 0);

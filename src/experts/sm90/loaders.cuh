@@ -118,8 +118,9 @@ class ScaleLoader {
       if (!is_row(i)) break;
       const std::uint32_t word = batch.words[which / stages_a_word][i];
       const int place = scale_place(lane_ + warp_threads * i);
-      const float scale = format == ScaleFormat::ue8m0 ? from_ue8m0(static_cast<std::uint8_t>(word >> (8 * (which % stages_a_word))))
-                                                       : float_from_bits(word);
+      const float scale = format == ScaleFormat::ue8m0
+                              ? from_ue8m0(static_cast<std::uint8_t>(word >> (8 * (which % stages_a_word))))
+                              : float_from_bits(word);
       if constexpr (format == ScaleFormat::ue8m0 && Shape::operand == Operand::e4m3) {
         reinterpret_cast<std::uint16_t*>(scales)[place] = static_cast<std::uint16_t>(float_bits(scale) >> 16);
       } else {

@@ -154,8 +154,8 @@ class MainLoop {
 
   /// `a` holds the stage's first item; afterwards the next stage's, if there is one: in `a` if items are even, else in `b`.
   template <TokenFactors factors>
-  __device__ __forceinline__ void run_stage(std::uint32_t (&a)[slab_registers], std::uint32_t (&b)[slab_registers], Sums<Shape, tokens>& sums,
-                            bool more) {
+  __device__ __forceinline__ void run_stage(std::uint32_t (&a)[slab_registers], std::uint32_t (&b)[slab_registers],
+                                            Sums<Shape, tokens>& sums, bool more) {
     Partial partial;
     shared_.row_ring.wait_full(at_.rows);
 #pragma unroll
@@ -268,7 +268,8 @@ class MainLoop {
 
   /// total = fmaf(partial, token scale x weight scale, total), with the token scales of group `group` of the stage.
   template <TokenFactors factors>
-  __device__ __forceinline__ void promote(const Partial& partial, int group, const RowPair& weight, int p, float (&total)[tokens / 2]) const {
+  __device__ __forceinline__ void promote(const Partial& partial, int group, const RowPair& weight, int p,
+                                          float (&total)[tokens / 2]) const {
     if constexpr (weight_scale(Shape::kind) == WeightScale::by_step) {
       if (plan_.step_exponents) {
         promote_by<factors, true>(partial, group, weight, p, total);
@@ -282,7 +283,8 @@ class MainLoop {
   }
 
   template <TokenFactors factors, bool weighted>
-  __device__ __forceinline__ void promote_by(const Partial& partial, int group, const RowPair& weight, int p, float (&total)[tokens / 2]) const {
+  __device__ __forceinline__ void promote_by(const Partial& partial, int group, const RowPair& weight, int p,
+                                             float (&total)[tokens / 2]) const {
     constexpr int eights = piece < 32 ? piece / 8 : 4;  // tokens whose scales a thread loads at once
     const int begin = p * piece + static_cast<int>(threadIdx.x) % 4 * 8;
 #pragma unroll

@@ -90,8 +90,9 @@ class RowFactors {
 };
 
 template <class Shape, int tokens>
-__device__ __forceinline__ void compute_task(Shared<Shape>& shared, const ProductCall& call, const OrderedMatrix& weights, const Task& task,
-                             const MathThread& me, const RowFactors<Shape>& factors, MathPosition<Shape>& at) {
+__device__ __forceinline__ void compute_task(Shared<Shape>& shared, const ProductCall& call, const OrderedMatrix& weights,
+                                             const Task& task, const MathThread& me, const RowFactors<Shape>& factors,
+                                             MathPosition<Shape>& at) {
   constexpr WeightScale scale = weight_scale(Shape::kind);
   const WeightPlan& plan = weights.plan;
   Sums<Shape, tokens> sums;

@@ -50,9 +50,7 @@ struct Shared {
   __device__ int* row_end() { return reinterpret_cast<int*>(this + 1); }
   __device__ int* block_end(int experts) { return row_end() + experts; }
 
-  static constexpr std::size_t bytes(int experts) {
-    return sizeof(Shared) + static_cast<std::size_t>(experts) * 2 * sizeof(int);
-  }
+  static constexpr std::size_t bytes(int experts) { return sizeof(Shared) + static_cast<std::size_t>(experts) * 2 * sizeof(int); }
 };
 
 }  // namespace heddle::sm90

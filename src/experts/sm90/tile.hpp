@@ -84,7 +84,8 @@ struct TileShape {
   static constexpr int activated_stride =
       activates ? stage_columns * activated_bytes + 16 : 0;  ///< 16 more, so that rows share no bank
   static constexpr int other_bytes = row_stages * (row_stage_bytes + scales_a_stage * 4) +
-                                     most_tokens * (activated_stride + (activates ? tile_slabs * 5 * 4 : 0) + 8) + row_factor_bytes + 9 * 1024;
+                                     most_tokens * (activated_stride + (activates ? tile_slabs * 5 * 4 : 0) + 8) +
+                                     row_factor_bytes + 9 * 1024;
   static constexpr int weight_stages_that_fit = (most_shared_bytes - other_bytes) / (weight_stage_bytes + 16);
   static constexpr int weight_stages = weight_stages_that_fit < 10 ? weight_stages_that_fit : 10;
   static_assert(weight_stages >= 2, "weights need two stages at least");

@@ -40,10 +40,12 @@ enum class CacheHintSm90 : std::uint64_t { EVICT_LAST };
 }
 
 struct SM90_TMA_LOAD_2D {
-  static void copy(const void* description, std::uint64_t* barrier, std::uint64_t, void* to, std::int32_t column, std::int32_t row) {
+  static void copy(const void* description, std::uint64_t* barrier, std::uint64_t, void* to, std::int32_t column,
+                   std::int32_t row) {
     heddle::emulator::RowBoxes boxes;
     std::memcpy(&boxes, description, sizeof boxes);
-    if (reinterpret_cast<std::uintptr_t>(to) % 1024 != 0) throw std::logic_error("a swizzled box that is not aligned to its pattern");
+    if (reinterpret_cast<std::uintptr_t>(to) % 1024 != 0)
+      throw std::logic_error("a swizzled box that is not aligned to its pattern");
     heddle::emulator::later([=] {
       heddle::emulator::copy_box(boxes, static_cast<std::byte*>(to), column, row);
       auto& arrived = heddle::emulator::Barrier::at(barrier);
