@@ -90,7 +90,9 @@ TEST_F(BenchExpertsGpu, EveryProductOfEveryKindIsRight) {
     EXPECT_EQ(row["rows"].get<int>(), 4 * row["most_rows"].get<int>());
     if (by != "small" && by != "large") continue;
     if (row["rule"].get<bool>()) ++rules;
-    if (row["most_rows"] == 70) EXPECT_EQ(row["rule"].get<bool>(), by == "large");
+    if (row["most_rows"] == 70) {
+      EXPECT_EQ(row["rule"].get<bool>(), by == "large");
+    }
   }
   // Five kinds, three products, two counts; CUTLASS beside fp8_block, cuBLASLt beside that and bf16, in both GEMMs.
   const std::map<std::string, int> wanted{{"small", 30}, {"large", 30}, {"cutlass", 4}, {"cublaslt", 8}};
