@@ -18,7 +18,7 @@ enum class DeviceRowBlocks : std::uint8_t { automatic, small, large };
 
 struct DeviceExpertsOptions {
   int device = 0;
-  int most_rows = 0;    ///< (row, expert) pairs of all local experts together in a call, at most 2^25
+  int most_rows = 0;    ///< (row, expert) pairs of all local experts together in a call, at most 2^25; 0: nothing is ever computed
   int most_tokens = 0;  ///< of a routed call; 0: there are none
   int topk = 0;         ///< of a routed call
   int ctas = 0;         ///< that the products take, one a SM; 0: all SMs
@@ -61,8 +61,8 @@ struct OwnedExpert {
 /// are 16-byte aligned, their stride (in values, 0: hidden) a multiple of 8.
 ///
 /// Counts that do not fit: a negative one is taken as 0, one above most_rows (masked: above block_rows) as that, and of all rows,
-/// in the order of experts, the first most_rows are computed. What is left out is neither read nor written (in routed sums it adds
-/// nothing), and throw_if_failed() tells.
+/// in the order of experts, the first most_rows are computed. What is left out is not written (in routed sums it adds nothing), and
+/// throw_if_failed() tells.
 class DeviceExperts {
  public:
   /// `experts` in local order and of one weight kind, at most 1024; none at all is legal. gate and up [intermediate, hidden], down
@@ -90,7 +90,7 @@ class DeviceExperts {
                   DeviceStream stream, int expected_rows = 0);
 
   /// Expert e has the first masked_m[e] rows of its block of block_rows. Rows beyond are not written, and what they hold does not
-  /// matter.
+  /// matter; but all count() * block_rows rows of the view (or RowView::rows, if given) have to exist, they may be read.
   void masked(const RowView& rows, int block_rows, const int* masked_m, const float* row_weights, ResultRows out,
               DeviceStream stream, int expected_rows = 0);
 

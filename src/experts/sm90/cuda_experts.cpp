@@ -20,6 +20,7 @@ using sm90::RunnerCall;
 using sm90::loading::size;
 
 constexpr int most_rows_there_can_be = 1 << 25;
+constexpr int most_pairs_there_can_be = 1 << 30;
 
 template <class... Values>
 void require(bool holds, fmt::format_string<Values...> text, Values&&... values) {
@@ -44,8 +45,8 @@ void check_device_options(const DeviceExpertsOptions& device, std::size_t expert
           most_rows_there_can_be);
   require(device.most_tokens >= 0 && device.topk >= 0 && (device.most_tokens == 0 || device.topk > 0),
           "routed calls of {} tokens with {} choices", device.most_tokens, device.topk);
-  require(std::int64_t{device.most_tokens} * device.topk <= std::numeric_limits<int>::max(),
-          "routed calls of {} tokens with {} choices are more than 2^31 - 1 pairs", device.most_tokens, device.topk);
+  require(std::int64_t{device.most_tokens} * device.topk <= most_pairs_there_can_be,
+          "routed calls of {} tokens with {} choices are more than 2^30 pairs", device.most_tokens, device.topk);
   require(experts <= sm90::most_experts, "{} local experts; at most {}", experts, sm90::most_experts);
 }
 
@@ -127,6 +128,9 @@ struct DeviceExperts::Impl {
     require(rows.values != nullptr && aligned(rows.values, 16) && rows.value_stride % 16 == 0,
             "{} runner: rows at {}, {} bytes apart; both must be multiples of 16", runner, fmt::ptr(rows.values),
             rows.value_stride);
+    const std::size_t row_bytes = size(weights.hidden()) * (rows.format == Activation::fp8 ? 1 : 2);
+    require(rows.value_stride >= row_bytes, "{} runner: rows are {} bytes apart, but have {}", runner, rows.value_stride,
+            row_bytes);
     require(rows.format == Activation::bf16 || (rows.scales != nullptr && aligned(rows.scales, 4) && rows.scale_stride % 4 == 0),
             "{} runner: scales at {}, {} bytes apart; both must be multiples of 4", runner, fmt::ptr(rows.scales),
             rows.scale_stride);
@@ -229,7 +233,9 @@ void DeviceExperts::masked(const RowView& rows, int block_rows, const int* maske
   places.kind = RowMap::Kind::blocks;
   places.block_rows = block_rows;
   RunnerCall call = impl_->at_places(rows, places, masked_m, row_weights, out, expected_rows);
-  call.rows.rows = static_cast<int>(std::min<std::int64_t>(std::int64_t{count()} * block_rows, std::numeric_limits<int>::max()));
+  if (call.rows.rows == 0) {
+    call.rows.rows = static_cast<int>(std::min<std::int64_t>(std::int64_t{count()} * block_rows, std::numeric_limits<int>::max()));
+  }
   call.an_expert = std::min(block_rows, call.most_rows);
   call.most_rows = static_cast<int>(std::min<std::int64_t>(call.most_rows, std::int64_t{count()} * block_rows));
   impl_->chain.run(call, stream);
@@ -272,7 +278,8 @@ void DeviceExperts::dense(const RowView& rows, int count, ResultRows out, Device
   impl_->check_rows("dense", rows, out);
   const cuda::DeviceScope scope(impl_->device.device);
   RunnerCall call = impl_->at_places(rows, {}, rows_here, nullptr, out, count);
-  call.rows.rows = count;
+  // Where the number of rows is in memory, those behind it may not exist: then rows are gathered, as long as nobody says more.
+  if (rows_here == nullptr) call.rows.rows = count;
   call.first_expert = expert;
   call.experts = 1;
   call.an_expert = count;
