@@ -9,6 +9,17 @@
 
 namespace heddle {
 
+DevicePlacement::DevicePlacement(int device, const Placement& placement, int ranks) {
+  const auto experts = static_cast<std::size_t>(placement.experts());
+  std::vector<int> map(placement.rank_map().begin(), placement.rank_map().end());
+  map.insert(map.end(), placement.local_index_map().begin(), placement.local_index_map().end());
+  for (int rank = 0; rank < ranks; ++rank) map.push_back(static_cast<int>(placement.experts_of(rank).size()));
+  memory = DeviceArray<int>(device, map.size());
+  const int* from = memory.data();
+  cuda::check(cudaMemcpy(memory.data(), map.data(), map.size() * sizeof(int), cudaMemcpyHostToDevice), "copying of the placement");
+  view = {from, from + experts, from + 2 * experts, placement.experts()};
+}
+
 using cuda::check;
 
 namespace {
@@ -46,15 +57,10 @@ DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t g
   if (options.topk > most_choices)
     throw InputError(fmt::format("top-k is {}; on GPUs at most {} is possible", options.topk, most_choices));
   const cuda::DeviceScope scope(device());
-  const auto experts = static_cast<std::size_t>(options.placement.experts());
-  std::vector<int> map(options.placement.rank_map().begin(), options.placement.rank_map().end());
-  map.insert(map.end(), options.placement.local_index_map().begin(), options.placement.local_index_map().end());
-  for (int r = 0; r < ranks(); ++r) map.push_back(static_cast<int>(options.placement.experts_of(r).size()));
-  placement_ = DeviceArray<int>(device(), map.size());
-  check(cudaMemcpy(placement_.data(), map.data(), map.size() * sizeof(int), cudaMemcpyHostToDevice), "copying of the placement");
+  placement_ = DevicePlacement(device(), options.placement, ranks());
   team_counters_ = DeviceArray<TeamCounters>(device(), static_cast<std::size_t>(local_ranks()));
   call_.team = workspace.impl().team(gpu, team_counters_.share());
-  call_.placement = {placement_.data(), placement_.data() + experts, placement_.data() + 2 * experts, static_cast<int>(experts)};
+  call_.placement = placement_.view;
   call_.experts = options.placement.experts();
   call_.topk = options.topk;
   call_.squad_bytes = squad_bytes;

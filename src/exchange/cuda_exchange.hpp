@@ -72,6 +72,15 @@ class DeviceArray {
   std::shared_ptr<T> values_;
 };
 
+/// A placement in the memory of a GPU. Copies of the view are good as long as this is there.
+struct DevicePlacement {
+  DeviceArray<int> memory;
+  PlacementView view;
+
+  DevicePlacement() = default;
+  DevicePlacement(int device, const Placement& placement, int ranks);
+};
+
 /// Lays arrays of one rank's scratch behind each other; the same offsets for every local rank.
 class ScratchPlan {
  public:
@@ -175,7 +184,7 @@ class DeviceExchangeBase : public DeviceExchange {
   bool fixed_ctas_ = false;        ///< the caller chose
   std::size_t shared_bytes_ = 0;   ///< of a CTA
   CallOrder order_;
-  DeviceArray<int> placement_;
+  DevicePlacement placement_;
   DeviceArray<TeamCounters> team_counters_;
   std::unique_ptr<DeviceTallies> tallies_;  ///< null: nothing is counted
   DeviceArray<std::byte> scratch_;

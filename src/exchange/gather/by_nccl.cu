@@ -20,10 +20,10 @@ __device__ bool ids_are_good(Packer& w, const NcclGather& call, const std::int32
   bool bad_here = false;
   for (int choice = w.lane(); choice < call.topk; choice += Packer::lanes_of_warp) {
     const std::int32_t id = ids[choice];
-    bool bad = id < -1 || id >= call.experts;
+    bool bad = id < -1 || id >= call.placement.experts;
     for (int other = 0; other < choice; ++other) bad |= id >= 0 && id == ids[other];
     if (bad)
-      w.fail({WordKind::refused, -1, token}, static_cast<std::uint64_t>(call.experts),
+      w.fail({WordKind::refused, -1, token}, static_cast<std::uint64_t>(call.placement.experts),
              static_cast<std::uint64_t>(static_cast<std::int64_t>(id)));
     bad_here |= bad;
   }
@@ -61,9 +61,7 @@ __global__ void __launch_bounds__(threads) list_kernel(const __grid_constant__ N
     const int row = pair / call.topk;
     const int choice = pair % call.topk;
     const std::int32_t* ids = ids_of(call.gathered + static_cast<std::size_t>(row) * call.record_bytes(), call);
-    const std::int32_t id = ids[choice];
-    const bool own = id >= 0 && (call.rank_of[id] == call.rank || call.rank_of[id] == every_rank);
-    call.local_ids[pair] = own ? call.local_index[id] : -1;
+    call.local_ids[pair] = call.placement.local_id(ids[choice], call.rank);
     call.weights[pair] = reinterpret_cast<const float*>(ids + call.topk)[choice];
   }
 }

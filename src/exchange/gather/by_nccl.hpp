@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "exchange/areas.hpp"
+#include "exchange/sending.hpp"
 #include "formats/row_format.hpp"
 #include "heddle/device.hpp"
 #include "signal/device_team.hpp"
@@ -20,11 +21,9 @@ struct NcclGather {
   int rank = 0;
   int ranks = 1;
   int topk = 1;
-  int experts = 0;
   int max_tokens = 0;
   int ctas = 1;                       ///< most that a launch has
-  const int* rank_of = nullptr;       ///< [experts]
-  const int* local_index = nullptr;   ///< [experts]
+  PlacementView placement;
   std::byte* records = nullptr;       ///< [cap]: a wire row and its routing behind it
   std::byte* gathered = nullptr;      ///< [ranks * cap] records
   std::int32_t* local_ids = nullptr;  ///< [ranks * cap, topk]

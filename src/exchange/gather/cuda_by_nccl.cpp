@@ -48,7 +48,6 @@ class GatherByNccl final : public DeviceExchange {
     call_.rank = workspace.first_rank(gpu);
     call_.ranks = workspace.ranks();
     call_.topk = options.topk;
-    call_.experts = options.placement.experts();
     call_.ctas = device_options.sms > 0 ? std::min(device_options.sms, sms) : sms;
     allocate();
   }
@@ -140,14 +139,8 @@ class GatherByNccl final : public DeviceExchange {
     const auto cap = static_cast<std::size_t>(options_.cap);
     const std::size_t rows = static_cast<std::size_t>(call_.ranks) * cap;
     const auto k = static_cast<std::size_t>(options_.topk);
-    const auto experts = static_cast<std::size_t>(call_.experts);
-    std::vector<int> map(options_.placement.rank_map().begin(), options_.placement.rank_map().end());
-    map.insert(map.end(), options_.placement.local_index_map().begin(), options_.placement.local_index_map().end());
-    placement_ = DeviceArray<int>(device_, map.size());
-    cuda::check(cudaMemcpy(placement_.data(), map.data(), map.size() * sizeof(int), cudaMemcpyHostToDevice),
-                "copying of the placement");
-    call_.rank_of = placement_.data();
-    call_.local_index = placement_.data() + experts;
+    placement_ = DevicePlacement(device_, options_.placement, call_.ranks);
+    call_.placement = placement_.view;
     ScratchPlan plan;
     const std::size_t records = plan.take(cap * call_.record_bytes());
     const std::size_t gathered = plan.take(rows * call_.record_bytes());
@@ -172,7 +165,7 @@ class GatherByNccl final : public DeviceExchange {
   int device_;
   NcclGather call_;
   DeviceArray<TeamCounters> counters_;
-  DeviceArray<int> placement_;
+  DevicePlacement placement_;
   DeviceArray<std::byte> scratch_;
 };
 
