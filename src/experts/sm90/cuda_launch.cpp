@@ -35,9 +35,8 @@ ProductKernel find_kernel(WeightKind kind, RowBlocks blocks, bool activates) {
 }
 
 RowBlocks choose_blocks(WeightKind kind, bool activates, int rows) {
-  const bool widens = kind != WeightKind::bf16 && kind != WeightKind::fp8_block;
   constexpr int most_of_a_small_block = 32;
-  return rows <= most_of_a_small_block && (widens || activates) ? RowBlocks::small : RowBlocks::large;
+  return rows <= most_of_a_small_block && (is_widened(kind) || activates) ? RowBlocks::small : RowBlocks::large;
 }
 
 void prepare_products(WeightKind kind) {

@@ -14,7 +14,7 @@ namespace heddle::sm90 {
 /// changes no bit, and any count of rows is right with either.
 enum class RowBlocks : std::uint8_t { small, large };
 
-/// The configuration that was measured to take less time for so many rows an expert (docs/performance.md, "Experts").
+/// The configuration that was measured to take less time for so many rows an expert (docs/performance.md, "Experts on one GPU").
 RowBlocks choose_blocks(WeightKind kind, bool activates, int rows);
 
 /// A kernel of the engine as the runtime wants it.

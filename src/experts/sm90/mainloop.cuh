@@ -100,7 +100,7 @@ class MainLoop {
   static constexpr int items = Shape::slabs * Shape::parts;
   static constexpr bool changes_by_step =
       weight_scale(Shape::kind) == WeightScale::by_block || weight_scale(Shape::kind) == WeightScale::by_step;
-  static constexpr bool widens = Shape::kind != WeightKind::bf16 && Shape::kind != WeightKind::fp8_block;
+  static constexpr bool widens = is_widened(Shape::kind);
   /// Tokens of one product: large row blocks are multiplied in two pieces, or partial sums would not fit beside the sums.
   static constexpr int piece = tokens <= 96 ? tokens : 64;
   static constexpr int pieces = tokens / piece;

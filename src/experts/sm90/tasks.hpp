@@ -14,7 +14,7 @@ namespace heddle::sm90 {
 HEDDLE_HOST_DEVICE constexpr int blocks_of(int rows, int most_tokens) { return (rows + most_tokens - 1) / most_tokens; }
 
 /// Rows of each of them but the last: about the same number, in eights, as two halves take less time than a full one and a rest.
-HEDDLE_HOST_DEVICE constexpr int block_rows(int rows, int blocks) { return ((rows + blocks - 1) / blocks + 7) / 8 * 8; }
+HEDDLE_HOST_DEVICE constexpr int rows_a_block(int rows, int blocks) { return ((rows + blocks - 1) / blocks + 7) / 8 * 8; }
 
 /// The smallest tile that covers a block's rows: 8, 16 or 32 where row blocks are small, else a multiple of 32.
 HEDDLE_HOST_DEVICE constexpr int tile_tokens(int rows, int most_tokens) {
@@ -48,7 +48,7 @@ struct TaskList {
     const int local = index - begin * tiles;
     const int row_begin = expert == 0 ? 0 : row_end[expert - 1];
     const int rows = row_end[expert] - row_begin;
-    const int block = block_rows(rows, blocks);
+    const int block = rows_a_block(rows, blocks);
     const int first = local % blocks * block;
     const int left = rows - first;
     return {expert, local / blocks, first, left < block ? left : block, row_begin + first};

@@ -79,10 +79,10 @@ struct TileShape {
   /// f32 factors of a tile's weight rows: of this task and of the next.
   static constexpr int row_factor_bytes = slab_shape(kind).row_scales ? 2 * tile_slabs * slab_rows * 4 : 0;
 
-  /// What is left goes to weights, whose stream must never stop: 1 KiB is for barriers and alignment, 8 for lists of experts.
   static constexpr int activated_bytes = operand == Operand::e4m3 ? 1 : 2;  ///< of a value: an operand of the second product
   static constexpr int activated_stride =
       activates ? stage_columns * activated_bytes + 16 : 0;  ///< 16 more, so that rows share no bank
+  /// What is left goes to weights, whose stream must never stop: 1 KiB is for barriers and alignment, 8 for lists of experts.
   static constexpr int other_bytes = row_stages * (row_stage_bytes + scales_a_stage * 4) +
                                      most_tokens * (activated_stride + (activates ? tile_slabs * 5 * 4 : 0) + 8) +
                                      row_factor_bytes + 9 * 1024;

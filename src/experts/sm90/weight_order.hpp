@@ -62,6 +62,9 @@ HEDDLE_HOST_DEVICE constexpr SlabShape slab_shape(WeightKind kind) {
   return {Operand::bf16, 64, 4, 4, 0, false};
 }
 
+/// Whether stored codes become other operands in registers; fp8_block and bf16 are operands as they are.
+HEDDLE_HOST_DEVICE constexpr bool is_widened(WeightKind kind) { return slab_shape(kind).register_bytes < 4; }
+
 /// Calls work.operator()<kind>().
 template <class Work>
 void with_kind(WeightKind kind, const Work& work) {
