@@ -12,7 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "gpu/bench_command.hpp"
+#include "gpu/command.hpp"
 #include "gpu/device_run.hpp"
 
 namespace heddle {
@@ -24,14 +24,15 @@ using Json = nlohmann::json;
 class BenchExpertsGpu : public testing::Test {
  protected:
   void SetUp() override {
-    if (!fs::exists(bench_command())) GTEST_SKIP() << "the command is not at " << bench_command();
+    if (!fs::exists(heddle_command())) GTEST_SKIP() << "the command is not at " << heddle_command();
   }
   void TearDown() override { fs::remove(file_); }
 
   /// A small run; its JSON, null if it failed.
   Json run(const std::string& arguments) {
-    const Ran ran = bench("experts", fmt::format("--shape 384x256 --experts 4 --replays 2 --calls 2 --commit abc --json {} {}",
-                                                 file_.string(), arguments));
+    const Ran ran =
+        run_heddle("bench experts " + fmt::format("--shape 384x256 --experts 4 --replays 2 --calls 2 --commit abc --json {} {}",
+                                                  file_.string(), arguments));
     EXPECT_EQ(ran.status, 0) << ran.text;
     if (!fs::exists(file_)) return nullptr;
     std::ifstream stream(file_);
@@ -62,7 +63,7 @@ TEST_F(BenchExpertsGpu, RefusesByName) {
        {"--tokens 64", "--trace"},
        {"--trace nowhere.npy", "nowhere.npy"}}};
   for (const auto& [arguments, part] : cases) {
-    const Ran ran = bench("experts", arguments);
+    const Ran ran = run_heddle(std::string("bench experts ") + arguments);
     EXPECT_EQ(ran.status, 2) << arguments << "\n" << ran.text;
     EXPECT_NE(ran.text.find(part), std::string::npos) << arguments << "\nshould name " << part << ": " << ran.text;
   }

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "gpu/bench_command.hpp"
+#include "gpu/command.hpp"
 #include "gpu/device_run.hpp"
 
 namespace heddle {
@@ -22,17 +22,17 @@ using Json = nlohmann::json;
 class BenchGpu : public testing::Test {
  protected:
   void SetUp() override {
-    if (!fs::exists(bench_command())) GTEST_SKIP() << "the command is not at " << bench_command();
+    if (!fs::exists(heddle_command())) GTEST_SKIP() << "the command is not at " << heddle_command();
   }
   void TearDown() override { fs::remove(file_); }
 
   /// A small run on two ranks or more; its JSON, null if it failed.
   Json run(const std::string& arguments, int hidden = 256) {
     const int ranks = std::max(2, gpus_here());
-    const Ran ran = bench(
-        "exchange",
-        fmt::format("--ranks {} --gpus {} --hidden {} --experts 12 --topk 3 --replays 3 --round-trips 2 --commit abc --json {} {}",
-                    ranks, gpus_here(), hidden, file_.string(), arguments));
+    const Ran ran =
+        run_heddle(fmt::format("bench exchange --ranks {} --gpus {} --hidden {} --experts 12 --topk 3 --replays 3 --round-trips 2 "
+                               "--commit abc --json {} {}",
+                               ranks, gpus_here(), hidden, file_.string(), arguments));
     EXPECT_EQ(ran.status, 0) << ran.text;
     if (ran.status != 0) return nullptr;
     std::ifstream stream(file_);
@@ -58,7 +58,7 @@ TEST_F(BenchGpu, RefusesByName) {
                                                          {"--tagged -1", "--tagged -1: 0 for no tagged rows"},
                                                          {"--replays 0", "--replays"}}};
   for (const auto& [arguments, part] : cases) {
-    const Ran ran = bench("exchange", arguments);
+    const Ran ran = run_heddle(std::string("bench exchange ") + arguments);
     EXPECT_EQ(ran.status, 2) << arguments << "\n" << ran.text;
     EXPECT_NE(ran.text.find(part), std::string::npos) << arguments << "\nshould name " << part << ": " << ran.text;
   }

@@ -3,18 +3,15 @@
 // or in it, or HEDDLE_COMMAND.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
-#include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "gpu/buffers.hpp"
+#include "gpu/command.hpp"
 
 namespace heddle {
 namespace {
@@ -22,35 +19,13 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-fs::path command() {
-  if (const char* given = std::getenv("HEDDLE_COMMAND")) return given;
-  const fs::path here = fs::read_symlink("/proc/self/exe").parent_path();
-  return fs::exists(here.parent_path() / "heddle") ? here.parent_path() / "heddle" : here / "heddle";
-}
-
-struct Ran {
-  int status = -1;
-  std::string text;  ///< standard output and error
-};
-
-Ran run(const std::string& arguments) {
-  Ran ran;
-  FILE* pipe = popen(fmt::format("'{}' {} 2>&1", command().string(), arguments).c_str(), "r");
-  if (pipe == nullptr) return ran;
-  std::array<char, 4096> part;
-  while (std::fgets(part.data(), static_cast<int>(part.size()), pipe) != nullptr) ran.text += part.data();
-  const int status = pclose(pipe);
-  ran.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return ran;
-}
-
 const std::string layer = " --preset deepseek-v4-flash --hidden 512 --intermediate 384 --experts 24 --tokens 96 --seed 3";
 
 class CommandGpu : public testing::Test {
  protected:
   void SetUp() override {
     SKIP_WITHOUT_GPU();
-    if (!fs::exists(command())) GTEST_SKIP() << "the command is not at " << command();
+    if (!fs::exists(heddle_command())) GTEST_SKIP() << "the command is not at " << heddle_command();
   }
   void TearDown() override {
     for (const char* name : {"json", "out"}) fs::remove(file(name));
@@ -64,7 +39,7 @@ class CommandGpu : public testing::Test {
 
   /// The report of a run or a verification that went well; null otherwise.
   static Json report(const std::string& arguments) {
-    const Ran ran = run(fmt::format("{} --json {}", arguments, file("json")));
+    const Ran ran = run_heddle(fmt::format("{} --json {}", arguments, file("json")));
     EXPECT_EQ(ran.status, 0) << arguments << "\n" << ran.text;
     if (ran.status != 0) return nullptr;
     return Json::parse(std::ifstream(file("json")));
@@ -132,8 +107,8 @@ TEST_F(CommandGpu, ExpertsMayStayOnTheHost) {
 }
 
 TEST_F(CommandGpu, RefusesWhatGpusDoNotCompute) {
-  const Ran ran =
-      run(fmt::format("run{} --weights mxfp4 --activation bf16 --way low_latency --out {}{}", layer, file("out"), on_gpus(1)));
+  const Ran ran = run_heddle(
+      fmt::format("run{} --weights mxfp4 --activation bf16 --way low_latency --out {}{}", layer, file("out"), on_gpus(1)));
   EXPECT_EQ(ran.status, 2) << ran.text;
   for (const char* part : {"take fp8 activations", "--experts-engine host"})
     EXPECT_NE(ran.text.find(part), std::string::npos) << "should say \"" << part << "\": " << ran.text;

@@ -22,7 +22,7 @@ struct NcclGather {
   int ranks = 1;
   int topk = 1;
   int max_tokens = 0;
-  int ctas = 1;                       ///< most that a launch has
+  int ctas = 1;  ///< most that a launch has
   PlacementView placement;
   std::byte* records = nullptr;       ///< [cap]: a wire row and its routing behind it
   std::byte* gathered = nullptr;      ///< [ranks * cap] records

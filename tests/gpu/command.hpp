@@ -1,4 +1,4 @@
-// The command `heddle bench`, run from outside: the one beside the test program's folder, or in it, or HEDDLE_COMMAND.
+// The command `heddle`, run from outside: the one beside the test program's folder, or in it, or HEDDLE_COMMAND.
 #pragma once
 
 #include <fmt/format.h>
@@ -12,7 +12,7 @@
 
 namespace heddle {
 
-inline std::filesystem::path bench_command() {
+inline std::filesystem::path heddle_command() {
   namespace fs = std::filesystem;
   if (const char* given = std::getenv("HEDDLE_COMMAND")) return given;
   const fs::path here = fs::read_symlink("/proc/self/exe").parent_path();
@@ -24,10 +24,10 @@ struct Ran {
   std::string text;  ///< standard output and error
 };
 
-/// heddle bench `what` `arguments`.
-inline Ran bench(const std::string& what, const std::string& arguments) {
+/// heddle `arguments`.
+inline Ran run_heddle(const std::string& arguments) {
   Ran ran;
-  FILE* pipe = popen(fmt::format("'{}' bench {} {} 2>&1", bench_command().string(), what, arguments).c_str(), "r");
+  FILE* pipe = popen(fmt::format("'{}' {} 2>&1", heddle_command().string(), arguments).c_str(), "r");
   if (pipe == nullptr) return ran;
   std::array<char, 4096> part;
   while (std::fgets(part.data(), static_cast<int>(part.size()), pipe) != nullptr) ran.text += part.data();
