@@ -153,9 +153,12 @@ TEST(DeviceLayerGpu, RandomLayers) {
   SKIP_WITHOUT_GPU();
   const std::uint64_t seed = announced_seed();
   GpuBounds bounds;
-  for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(longer(120)) && !HasFailure(); ++i) {
+  const auto rounds = static_cast<std::uint64_t>(longer(120));
+  std::uint64_t i = 0;
+  for (; (i < rounds || !bounds.are_enough()) && i < 20 * rounds && !HasFailure(); ++i) {
     expect_the_host_engines(nth_case(seed + i), bounds);
   }
+  EXPECT_TRUE(bounds.are_enough()) << i << " layers are too few to be held against the bounds of either activation and both wires";
 }
 
 TEST(DeviceLayerGpu, TensorParallelAttentionByEveryWay) {

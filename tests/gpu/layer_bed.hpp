@@ -259,10 +259,17 @@ class GpuBounds {
       const double error = compare(pool.gpu, pool.host).relative_error;
       std::printf("%s activations, %s returns: error %.2e over tokens * k * D = %.3g\n", names[activation],
                   quantised ? "quantised" : "bf16", error, pool.pairs);
-      if (pool.pairs >= (1 << 17) && (!quantised || pool.gpu.size() >= (1 << 15))) {
+      if (pool.is_enough(quantised)) {
         EXPECT_LE(error, bounds[activation]) << "over all cases with " << names[activation] << " activations";
       }
     }
+  }
+  /// Whether everything so far is held against the page's bounds: it has them for so much and more.
+  bool are_enough() const {
+    for (const auto& by_wire : pools_) {
+      if (!by_wire[0].is_enough(false) || !by_wire[1].is_enough(true)) return false;
+    }
+    return true;
   }
   GpuBounds() = default;
   GpuBounds(const GpuBounds&) = delete;
@@ -272,6 +279,8 @@ class GpuBounds {
   struct Pool {
     std::vector<bf16> gpu, host;
     double pairs = 0;
+
+    bool is_enough(bool quantised) const { return pairs >= (1 << 17) && (!quantised || gpu.size() >= (1 << 15)); }
   };
   /// A group of activations that takes another scale, or a value that takes another code on its way back, weighs much in a few
   /// tokens.
