@@ -14,6 +14,7 @@
 #include "experts/activation/activation.hpp"
 #include "experts/activation/device.hpp"
 #include "gpu/buffers.hpp"
+#include "gpu/waiting.hpp"
 
 namespace heddle {
 
@@ -131,7 +132,7 @@ class ActivationBed {
     cudaStream_t stream = nullptr;
     check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
     launch_activation(given, launch, stream);
-    check(cudaStreamSynchronize(stream), "activation kernel");
+    wait_for(stream, "activation kernel");
     check(cudaStreamDestroy(stream), "stream");
   }
 

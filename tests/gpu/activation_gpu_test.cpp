@@ -290,7 +290,7 @@ TEST(ActivationGpu, GraphsReplayWithOtherCounts) {
         bed.counts().write(counts);
         bed.poison_results();
         check(cudaGraphLaunch(replay, stream), "replay");
-        check(cudaStreamSynchronize(stream), "replay");
+        wait_for(stream, "replay of activation kernels");
         ActivatedRows some;  // of all rows those that the counts leave
         for (std::size_t expert = 0; expert < counts.size(); ++expert) {
           const auto pick = [&](const std::vector<std::byte>& from, std::size_t bytes, std::vector<std::byte>& to) {
