@@ -92,26 +92,12 @@ TEST(ExchangeGpu, ResultsMadeInPlace) {
       for (int r = 0; r < ranks; ++r) c.tokens.push_back(r == 1 ? 0 : 24 - r);
       DeviceRun run(c, gpus_here());
       for (int round = 0; round < 4; ++round) {
-        for (int rank = 0; rank < ranks; ++rank) run.load(rank, draw(c, rank, round));
-        run.settle();
-        run.dispatch({c.most_tokens(), Phase::decode}, false);
-        run.wait();
-        std::vector<const bf16*> pointers;
-        for (int rank = 0; rank < ranks && run.result_rows(rank) != nullptr; ++rank) {
-          const std::vector<bf16> results = run_experts(c, run.arrived(rank).view, rank);
-          check(cudaMemcpy(run.result_rows(rank), results.data(), results.size() * sizeof(bf16), cudaMemcpyHostToDevice),
-                "results");
-          pointers.push_back(run.result_rows(rank));
-        }
-        const bool has_place = options.way == Way::gather || options.way == Way::one_sided;
-        ASSERT_EQ(!pointers.empty(), has_place && options.combine_wire == Wire::bf16);
-        if (pointers.empty()) break;
-        ++offered;
-        run.settle();
-        run.combine(pointers, round % 2 == 1, round < 2);
-        run.wait();
-        expect_outputs(c, run, round, round % 2 == 1);
+        const bool in_place = round_trip_in_place(c, run, round);
         if (HasFatalFailure()) return;
+        const bool has_place = options.way == Way::gather || options.way == Way::one_sided;
+        ASSERT_EQ(in_place, has_place && options.combine_wire == Wire::bf16);
+        if (!in_place) break;
+        ++offered;
       }
     }
   }

@@ -67,21 +67,7 @@ TEST(TaggedGpu, ResultsMadeInPlace) {
     const Case c = tagged_case(1024, ranks, 3, 12, 12, {12, 0, 11, 3});
     DeviceRun run({c}, gpus_here(), deadline, {});
     for (int round = 0; round < 4; ++round) {
-      for (int rank = 0; rank < ranks; ++rank) run.load(rank, draw(c, rank, round));
-      run.settle();
-      run.dispatch({c.most_tokens(), Phase::decode}, false);
-      run.wait();
-      std::vector<const bf16*> pointers;
-      for (int rank = 0; rank < ranks; ++rank) {
-        ASSERT_NE(run.result_rows(rank), nullptr);
-        const std::vector<bf16> results = run_experts(c, run.arrived(rank).view, rank);
-        check(cudaMemcpy(run.result_rows(rank), results.data(), results.size() * sizeof(bf16), cudaMemcpyHostToDevice), "results");
-        pointers.push_back(run.result_rows(rank));
-      }
-      run.settle();
-      run.combine(pointers, round % 2 == 1, round < 2);
-      run.wait();
-      expect_outputs(c, run, round, round % 2 == 1);
+      ASSERT_TRUE(round_trip_in_place(c, run, round));
       if (HasFatalFailure()) return;
     }
   }
