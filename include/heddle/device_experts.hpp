@@ -16,9 +16,12 @@ namespace heddle {
 /// Rows a CTA takes together: few (up to 32) or many (up to 128; 96 with bf16 operands). Never changes a bit.
 enum class DeviceRowBlocks : std::uint8_t { automatic, small, large };
 
+/// Most (row, expert) pairs of a call.
+inline constexpr int most_device_pairs = 1 << 25;
+
 struct DeviceExpertsOptions {
   int device = 0;
-  int most_rows = 0;    ///< (row, expert) pairs of all local experts together in a call, at most 2^25; 0: nothing is ever computed
+  int most_rows = 0;    ///< (row, expert) pairs of all local experts together in a call, at most most_device_pairs; 0: nothing is ever computed
   int most_tokens = 0;  ///< of a routed call; 0: there are none
   int topk = 0;         ///< of a routed call
   int ctas = 0;         ///< that the products take, one a SM; 0: all SMs

@@ -5,22 +5,22 @@
 #include <algorithm>
 
 #include "exchange/host_exchange.hpp"
+#include "heddle/device_experts.hpp"
 #include "heddle/error.hpp"
 
 namespace heddle {
 
 RankRoom room_of(const ExchangeOptions& options, int local_experts) {
-  constexpr long long most_pairs = 1 << 25;
   const long long ranks = options.placement.ranks();
   // Ids do not repeat within a token.
   const long long pairs_a_token = std::min(options.topk, local_experts);
   const long long tokens = ranks * options.cap;
-  if (tokens * std::max(1LL, pairs_a_token) > most_pairs) {
+  if (tokens * std::max(1LL, pairs_a_token) > most_device_pairs) {
     throw InputError(fmt::format(
         "a cap of {} tokens on {} ranks is up to {} pairs of a token and one of {} local experts; experts on a GPU take {}, which "
         "a cap of {} fits",
-        options.cap, ranks, tokens * pairs_a_token, local_experts, most_pairs,
-        most_pairs / (ranks * std::max(1LL, pairs_a_token))));
+        options.cap, ranks, tokens * pairs_a_token, local_experts, most_device_pairs,
+        most_device_pairs / (ranks * std::max(1LL, pairs_a_token))));
   }
   const bool tensor_parallel = options.way == Way::gather && options.gather == GatherMode::tensor_parallel;
   RankRoom room;

@@ -19,7 +19,6 @@ using sm90::RowMap;
 using sm90::RunnerCall;
 using sm90::loading::size;
 
-constexpr int most_rows_there_can_be = 1 << 25;
 constexpr int most_pairs_there_can_be = 1 << 30;
 
 template <class... Values>
@@ -41,8 +40,8 @@ void check_options(const ExpertOptions& options, std::span<const ExpertWeights> 
 }
 
 void check_device_options(const DeviceExpertsOptions& device, std::size_t experts) {
-  require(device.most_rows >= 0 && device.most_rows <= most_rows_there_can_be, "most_rows {}; it must be 0 to {}", device.most_rows,
-          most_rows_there_can_be);
+  require(device.most_rows >= 0 && device.most_rows <= most_device_pairs, "most_rows {}; it must be 0 to {}", device.most_rows,
+          most_device_pairs);
   require(device.most_tokens >= 0 && device.topk >= 0 && (device.most_tokens == 0 || device.topk > 0),
           "routed calls of {} tokens with {} choices", device.most_tokens, device.topk);
   require(std::int64_t{device.most_tokens} * device.topk <= most_pairs_there_can_be,
