@@ -21,7 +21,8 @@ inline constexpr int most_device_pairs = 1 << 25;
 
 struct DeviceExpertsOptions {
   int device = 0;
-  int most_rows = 0;    ///< (row, expert) pairs of all local experts together in a call, at most most_device_pairs; 0: nothing is ever computed
+  int most_rows =
+      0;  ///< (row, expert) pairs of all local experts together in a call, at most most_device_pairs; 0: nothing is ever computed
   int most_tokens = 0;  ///< of a routed call; 0: there are none
   int topk = 0;         ///< of a routed call
   int ctas = 0;         ///< that the products take, one a SM; 0: all SMs

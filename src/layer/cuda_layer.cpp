@@ -93,7 +93,9 @@ DeviceLayer::Impl::Impl(DeviceWorkspace& of, std::size_t number, const ExchangeM
   exchange = create_device_exchange(workspace, gpu, settings, memory, device_options.exchange);
   experts.reserve(weights.size());
   for (int local = 0; local < local_ranks(); ++local) {
-    experts.emplace_back(device(), rank_of(local), weights[static_cast<std::size_t>(local)], options, settings, device_options);
+    const bool in_place = exchange->result_rows(local) != nullptr;  // then run() is given the same
+    experts.emplace_back(device(), rank_of(local), weights[static_cast<std::size_t>(local)], options, settings, in_place,
+                         device_options);
   }
   const LayerWeights& first = weights.front();
   if (first.shared) {

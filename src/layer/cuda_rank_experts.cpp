@@ -36,7 +36,7 @@ bool must_widen(const ExchangeOptions& exchange, Activation activation) {
 }  // namespace
 
 RankExperts::RankExperts(int gpu, int rank, const LayerWeights& weights, const LayerOptions& options,
-                         const ExchangeOptions& exchange, const DeviceLayerOptions& device)
+                         const ExchangeOptions& exchange, bool in_place, const DeviceLayerOptions& device)
     : room_(room_of(exchange, static_cast<int>(weights.experts.size()))),
       wire_(wire_format(exchange)),
       topk_(exchange.topk),
@@ -44,10 +44,7 @@ RankExperts::RankExperts(int gpu, int rank, const LayerWeights& weights, const L
       experts_(make_experts(gpu, rank, weights, options, room_, exchange.arrived == ArrivedLayout::routed, device)) {
   cuda::check(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, gpu), "number of SMs");
   const auto hidden = static_cast<std::size_t>(exchange.hidden);
-  // gather and one_sided with bf16 on the way back have room in the heap.
-  const bool in_heap = (exchange.way == Way::gather || exchange.way == Way::one_sided) && exchange.combine_wire == Wire::bf16 &&
-                       device.exchange.nccl == nullptr;
-  if (in_heap) room_.results = 0;
+  if (in_place) room_.results = 0;
   if (!widens_) room_.rows = 0;
   results_ = DeviceArray<bf16>(gpu, room_.results * hidden);
   widened_ = DeviceArray<bf16>(gpu, room_.rows * hidden);

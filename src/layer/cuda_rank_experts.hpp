@@ -11,9 +11,10 @@ namespace heddle {
 
 class RankExperts {
  public:
-  /// `rank`: which of the placement's. On the current device, which is `gpu` of CUDA's.
+  /// `rank`: which of the placement's. `in_place`: run() is always told where results go. On the current device, which is `gpu` of
+  /// CUDA's.
   RankExperts(int gpu, int rank, const LayerWeights& weights, const LayerOptions& options, const ExchangeOptions& exchange,
-              const DeviceLayerOptions& device);
+              bool in_place, const DeviceLayerOptions& device);
 
   /// Queues the experts over what arrived; returns where results lie: `in_place`, or where that is null memory of this object.
   /// expected_rows: as DeviceExperts'.
