@@ -144,9 +144,9 @@ struct DeviceExchangeOptions {
   /// some words to memory of its GPU, which nothing waits for. Not with NCCL (InputError).
   bool counters = false;
   /// Rows that travel as bf16 go by the SMs' copy engines (bulk copies) where they, or the parts that they are divided into for
-  /// several warps, have at least so many bytes; results are pulled likewise. For long rows and few SMs. A CTA then has 128 KiB
-  /// more of shared memory, so that none of another context fits beside it. The same bits. 0: never. Negative, above 65,535 or with
-  /// NCCL: InputError.
+  /// several warps, have at least so many bytes; results are pulled likewise. Slower wherever it was measured. A CTA then has 128
+  /// KiB more of shared memory, so that none of another context fits beside it. The same bits. 0: never. Negative, above 65,535 or
+  /// with NCCL: InputError.
   int bulk_bytes = 0;
 };
 

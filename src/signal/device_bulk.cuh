@@ -1,6 +1,6 @@
 // Rows in the hands of an SM's copy engine (bulk copies, TMA): through a ring in shared memory that every warp has for itself,
 // one slot being filled while another one is emptied. One lane asks for all of it, so a warp keeps far more bytes on their way
-// than its lanes could hold in registers; that pays with long rows and few SMs (docs/performance.md).
+// than its lanes could hold in registers; yet on NVLink lanes were faster at every size (docs/performance.md).
 //
 // The engine reaches memory by a proxy of its own. Where the two meet:
 // - before the first copy after anything that orders memory (the launch, a barrier, a word), or after values that this warp has
