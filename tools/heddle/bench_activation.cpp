@@ -7,6 +7,7 @@
 
 #include "bench.hpp"
 #include "command.hpp"
+#include "group/cuda_driver.hpp"
 #include "heddle/error.hpp"
 #include "json_file.hpp"
 #include "words.hpp"

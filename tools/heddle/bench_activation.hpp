@@ -59,7 +59,7 @@ class ActivationRun {
   const ActivationArguments& a_;
   Lanes& lanes_;
   DeviceActivation whole_;
-  DeviceMemory gate_up_, weights_, counts_, values_, scales_, flush_;
+  Block gate_up_, weights_, counts_, values_, scales_, flush_;
   std::size_t l2_bytes_ = 0;
   double copy_rate_ = 0, nothing_us_ = 0, empty_cta_ns_ = 0;
   int slots_ = 0;

@@ -8,6 +8,7 @@
 #include "bench_kernels.hpp"
 #include "bench_machine.hpp"
 #include "experts/activation/flat_list.hpp"
+#include "group/cuda_driver.hpp"
 #include "heddle/error.hpp"
 #include "heddle/version.hpp"
 #include "words.hpp"
@@ -103,13 +104,14 @@ ActivationRun::ActivationRun(const ActivationArguments& a, Lanes& lanes)
     : a_(a),
       lanes_(lanes),
       whole_(shape_of(a)),
-      gate_up_(static_cast<std::size_t>(a.experts) * static_cast<std::size_t>(block_rows()) * 4 *
-               static_cast<std::size_t>(a.intermediate)),
-      weights_(static_cast<std::size_t>(a.experts) * static_cast<std::size_t>(block_rows()) * sizeof(float)),
-      counts_(static_cast<std::size_t>(a.experts) * sizeof(int)),
-      values_(static_cast<std::size_t>(a.experts) * static_cast<std::size_t>(block_rows()) * value_bytes(whole_)),
-      scales_(whole_.scale_layout.bytes(static_cast<std::size_t>(a.experts) * static_cast<std::size_t>(block_rows())) + 16),
-      flush_(std::size_t{512} << 20) {
+      gate_up_(lanes.device(0), static_cast<std::size_t>(a.experts) * static_cast<std::size_t>(block_rows()) * 4 *
+                                    static_cast<std::size_t>(a.intermediate)),
+      weights_(lanes.device(0), static_cast<std::size_t>(a.experts) * static_cast<std::size_t>(block_rows()) * sizeof(float)),
+      counts_(lanes.device(0), static_cast<std::size_t>(a.experts) * sizeof(int)),
+      values_(lanes.device(0), static_cast<std::size_t>(a.experts) * static_cast<std::size_t>(block_rows()) * value_bytes(whole_)),
+      scales_(lanes.device(0),
+              whole_.scale_layout.bytes(static_cast<std::size_t>(a.experts) * static_cast<std::size_t>(block_rows())) + 16),
+      flush_(lanes.device(0), std::size_t{512} << 20) {
   int bytes = 0;
   check(cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, lanes.device(0)), "size of the L2");
   l2_bytes_ = static_cast<std::size_t>(bytes);

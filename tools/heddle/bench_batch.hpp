@@ -7,31 +7,12 @@
 #include <vector>
 
 #include "bench_arguments.hpp"
+#include "bench_memory.hpp"
 #include "bench_replay.hpp"
 #include "heddle/device.hpp"
 #include "heddle/routing.hpp"
 
 namespace heddle::tool {
-
-/// Device memory of one GPU. Throws Error.
-class Block {
- public:
-  Block(int device, std::size_t bytes);
-  ~Block();
-  Block(const Block&) = delete;
-  Block& operator=(const Block&) = delete;
-  template <class T>
-  T* as() const {
-    return static_cast<T*>(address_);
-  }
-  std::size_t bytes() const { return bytes_; }
-  void write(const void* values, std::size_t bytes);
-
- private:
-  int device_;
-  std::size_t bytes_;
-  void* address_ = nullptr;
-};
 
 /// The routing of all ranks at the largest size: uniform, skewed or recorded.
 struct BatchRouting {

@@ -1,34 +1,29 @@
-// Memory of the current GPU for as long as a benchmark needs it.
+// Memory of a GPU for as long as a benchmark needs it.
 #pragma once
-
-#include <cuda_runtime.h>
 
 #include <cstddef>
 
-#include "group/cuda_driver.hpp"
-
 namespace heddle::tool {
 
-class DeviceMemory {
+/// Device memory of one GPU. Throws Error.
+class Block {
  public:
-  /// Throws Error if there is not so much. Zeroed.
-  explicit DeviceMemory(std::size_t bytes) : bytes_(bytes) {
-    cuda::check(cudaMalloc(&memory_, bytes), "memory for the benchmark");
-    cuda::check(cudaMemset(memory_, 0, bytes), "memory for the benchmark");
-  }
-  ~DeviceMemory() { cudaFree(memory_); }
-  DeviceMemory(const DeviceMemory&) = delete;
-  DeviceMemory& operator=(const DeviceMemory&) = delete;
-
+  /// Zeroed. Throws Error if there is not so much.
+  Block(int device, std::size_t bytes);
+  ~Block();
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
   template <class T>
   T* as() const {
-    return static_cast<T*>(memory_);
+    return static_cast<T*>(address_);
   }
   std::size_t bytes() const { return bytes_; }
+  void write(const void* values, std::size_t bytes);
 
  private:
-  void* memory_ = nullptr;
+  int device_;
   std::size_t bytes_;
+  void* address_ = nullptr;
 };
 
 }  // namespace heddle::tool
