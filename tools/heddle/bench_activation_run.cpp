@@ -53,18 +53,6 @@ std::size_t value_bytes(const DeviceActivation& step) {
   return static_cast<std::size_t>(step.intermediate) * (step.format == Activation::fp8 ? 1 : 2);
 }
 
-void print_line(const std::string& line) {
-  fmt::print("{}\n", line);
-  std::fflush(stdout);
-}
-
-Json summary(const std::vector<double>& samples) {
-  return {{"median_us", median(samples)},
-          {"least_us", *std::min_element(samples.begin(), samples.end())},
-          {"most_us", *std::max_element(samples.begin(), samples.end())},
-          {"samples_us", samples}};
-}
-
 }  // namespace
 
 void check_arguments(const ActivationArguments& a) {

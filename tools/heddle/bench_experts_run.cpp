@@ -88,9 +88,7 @@ Json ExpertsRun::entry_of(const ProductBed& bed, const Line& line) const {
 void ExpertsRun::report(Json& entry, const std::string& label, const ProductBed& bed, const std::vector<double>& samples,
                         double bytes, const Floor& floor) {
   const double middle = median(samples);
-  entry["median_us"] = middle;
-  entry["least_us"] = *std::min_element(samples.begin(), samples.end());
-  entry["most_us"] = *std::max_element(samples.begin(), samples.end());
+  entry.update(summary(samples));
   entry["tflops"] = 1e-6 * flops(bed.shape(), bed.counts()) / middle;
   entry["weight_bytes"] = bytes;
   entry["weight_gbps"] = 1e-3 * bytes / middle;
@@ -98,7 +96,6 @@ void ExpertsRun::report(Json& entry, const std::string& label, const ProductBed&
   entry["flops_us"] = floor.flops_us;
   entry["floor_us"] = floor.us();
   entry["share_of_floor"] = floor.us() / middle;
-  entry["samples_us"] = samples;
   print_line(fmt::format("{} {:>9.2f} {:>9.2f} {:>9.2f} {:>8.1f} {:>8.0f} {:>9.2f} {:>5.0f}%{}", label, middle,
                          number(entry, "least_us"), number(entry, "most_us"), number(entry, "tflops"), number(entry, "weight_gbps"),
                          floor.us(), 100 * floor.us() / middle, entry["rule"].get<bool>() ? "  rule" : ""));

@@ -1,8 +1,10 @@
 #include "bench_machine.hpp"
 
 #include <dlfcn.h>
+#include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <ctime>
 #include <fstream>
 #include <iterator>
@@ -85,6 +87,18 @@ std::string command_line() {
   std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   std::replace(text.begin(), text.end(), '\0', ' ');
   return text;
+}
+
+Json summary(const std::vector<double>& samples) {
+  return {{"median_us", median(samples)},
+          {"least_us", *std::min_element(samples.begin(), samples.end())},
+          {"most_us", *std::max_element(samples.begin(), samples.end())},
+          {"samples_us", samples}};
+}
+
+void print_line(const std::string& line) {
+  fmt::print("{}\n", line);
+  std::fflush(stdout);
 }
 
 }  // namespace heddle::tool

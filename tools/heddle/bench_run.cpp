@@ -27,11 +27,6 @@ std::string label_of(const Row& row) {
                      c.tokens, c.bulk, c.tagged);
 }
 
-void print_line(const std::string& line) {
-  fmt::print("{}\n", line);
-  std::fflush(stdout);
-}
-
 namespace {
 
 bool for_lack_of_memory(const Error& error) {
@@ -82,9 +77,7 @@ Json Run::entry_of(const Batch& batch, const Row& row) const {
 
 void Run::add_times(Json& entry, const Times& times, const Traffic& traffic) const {
   const double middle = median(times.round_trips);
-  entry["median_us"] = middle;
-  entry["least_us"] = *std::min_element(times.round_trips.begin(), times.round_trips.end());
-  entry["most_us"] = *std::max_element(times.round_trips.begin(), times.round_trips.end());
+  entry.update(summary(times.round_trips));
   entry["dispatch_us"] = median(times.dispatch);
   entry["combine_us"] = median(times.combine);
   if (!times.host_blocked.empty()) entry["host_blocked_us"] = median(times.host_blocked);
@@ -95,7 +88,6 @@ void Run::add_times(Json& entry, const Times& times, const Traffic& traffic) con
   entry["share_of_link"] = traffic.remote_bytes / (middle * 1e-6) / link_rate();
   entry["floor_us"] = floor_us(traffic);
   entry["times_floor"] = middle / floor_us(traffic);
-  entry["samples_us"] = times.round_trips;
 }
 
 void Run::measure_floor() {

@@ -63,7 +63,6 @@ class Run {
 
 /// The first columns of every table.
 std::string label_of(const Row& row);
-void print_line(const std::string& line);
 /// Does one configuration; what does not fit together or lacks memory becomes a line and an entry of `to` with the reason.
 void attempt(Json& to, const Json& entry, const std::string& label, const std::function<void()>& work);
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "bench_machine.hpp"
 #include "bench_run.hpp"
 #include "bench_studies.hpp"
 #include "heddle/error.hpp"
