@@ -48,13 +48,12 @@ template <WeightKind kind>
 void check_kind(const Case& wanted, unsigned seed) {
   SCOPED_TRACE(::testing::Message() << "kind " << static_cast<int>(kind) << ", seed " << seed << ", rows " << wanted.rows
                                     << ", cols " << wanted.cols << (wanted.paired ? ", paired" : ""));
-  constexpr int most = slab_shape(kind).operand == Operand::e4m3 ? 128 : 96;
   Random random(seed);
   const Inputs in(random, wanted);
-  check_stored<TileShape<kind, 4, 32, false>>(in, seed, Products::at_wait, false);
-  check_stored<TileShape<kind, 4, 32, false>>(in, seed + 1, Products::at_issue, true);
-  check_stored<TileShape<kind, 2, most, false>>(in, seed + 2, Products::at_wait, true);
-  check_stored<TileShape<kind, 2, most, false>>(in, seed + 3, Products::at_issue, false);
+  check_stored<SmallBlocks<kind, false>>(in, seed, Products::at_wait, false);
+  check_stored<SmallBlocks<kind, false>>(in, seed + 1, Products::at_issue, true);
+  check_stored<LargeBlocks<kind, false>>(in, seed + 2, Products::at_wait, true);
+  check_stored<LargeBlocks<kind, false>>(in, seed + 3, Products::at_issue, false);
 }
 
 template <WeightKind kind>
@@ -118,7 +117,7 @@ TEST(RowMaps, RegionsListsAndGathers) {
   call.counts = in.wanted.counts.data();
   call.experts = 3;
   call.results = {out.data(), 64, 64, {RowMap::Kind::listed, 0, begin.data(), nullptr}};
-  run<TileShape<WeightKind::mxfp4, 4, 32, false>>(call, 2, seed, Products::at_wait);
+  run<SmallBlocks<WeightKind::mxfp4, false>>(call, 2, seed, Products::at_wait);
   for (int row = 0; row < 32; ++row) {
     const int flat = row >= 20 && row < 23 ? row - 20 : row >= 4 && row < 16 ? row - 4 + 3 : -1;
     for (int n = 0; n < 64; ++n) {
@@ -131,7 +130,7 @@ TEST(RowMaps, RegionsListsAndGathers) {
 TEST(RowMaps, NoRowsAtAll) {
   Random random(1);
   const Inputs in(random, {WeightKind::bf16, false, 64, 128, {0, 0}, TokenScales::none});
-  check_stored<TileShape<WeightKind::bf16, 4, 32, false>>(in, 1, Products::at_wait, true);
+  check_stored<SmallBlocks<WeightKind::bf16, false>>(in, 1, Products::at_wait, true);
 }
 
 }  // namespace

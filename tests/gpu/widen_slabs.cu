@@ -11,8 +11,14 @@ __global__ void widen_slabs(WeightPlan plan, const std::byte* chunks, std::uint3
   const int step = static_cast<int>(blockIdx.x);
   const int slab = static_cast<int>(blockIdx.y);
   const int thread = static_cast<int>(threadIdx.x);
+  constexpr int most_scale_bytes = 320;
+  __shared__ __align__(16) std::byte data[slab_shape(kind).data_bytes()];
+  __shared__ __align__(16) std::byte scales[most_scale_bytes];
+  for (int i = thread; i < slab_shape(kind).data_bytes(); i += slab_threads) data[i] = chunks[plan.slab_data(slab, step) + i];
+  for (int i = thread; i < plan.scale_bytes(); i += slab_threads) scales[i] = chunks[plan.slab_scales(slab, step) + i];
+  __syncthreads();
   std::uint32_t a[slab_registers];
-  load_slab<kind>(chunks + plan.slab_data(slab, step), chunks + plan.slab_scales(slab, step), thread, a);
+  load_slab<kind>(data, scales, thread, a);
   std::uint32_t* to = registers + ((slab * plan.steps() + step) * slab_threads + thread) * slab_registers;
   for (int i = 0; i < slab_registers; ++i) to[i] = a[i];
 }

@@ -120,7 +120,7 @@ bool ExpertsRun::right(ProductBed& bed, Json& entry, const std::string& label, b
 
 void ExpertsRun::own(ProductBed& bed, const Floor& floor, const std::string& product) {
   const bool activates = product == "fused";
-  const sm90::RowBlocks rule = sm90::choose_blocks(bed.shape().kind, activates, average_rows(bed.counts()));
+  const sm90::RowBlocks rule = sm90::choose_blocks(average_rows(bed.counts()));
   const std::vector<int> all_sms{lanes_.sms()};
   for (const int ctas : a_.ctas.empty() ? all_sms : a_.ctas) {
     for (const sm90::RowBlocks blocks : {sm90::RowBlocks::small, sm90::RowBlocks::large}) {

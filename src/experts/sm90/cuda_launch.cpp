@@ -34,9 +34,9 @@ ProductKernel find_kernel(WeightKind kind, RowBlocks blocks, bool activates) {
   throw InputError(fmt::format("unknown weight kind {}", static_cast<int>(kind)));
 }
 
-RowBlocks choose_blocks(WeightKind kind, bool activates, int rows) {
+RowBlocks choose_blocks(int rows) {
   constexpr int most_of_a_small_block = 32;
-  return rows <= most_of_a_small_block && (is_widened(kind) || activates) ? RowBlocks::small : RowBlocks::large;
+  return rows <= most_of_a_small_block ? RowBlocks::small : RowBlocks::large;
 }
 
 void prepare_products(WeightKind kind) {

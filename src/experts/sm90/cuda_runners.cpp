@@ -89,12 +89,12 @@ RowChange ExpertChain::change_of(const RowView& rows) const {
   return operand_ == Operand::e4m3 ? RowChange::none : RowChange::widen;
 }
 
-RowBlocks ExpertChain::blocks_of(const RunnerCall& call, bool activates) const {
+RowBlocks ExpertChain::blocks_of(const RunnerCall& call) const {
   if (row_blocks_ != DeviceRowBlocks::automatic) {
     return row_blocks_ == DeviceRowBlocks::small ? RowBlocks::small : RowBlocks::large;
   }
   const int expected = call.expected_rows > 0 ? call.expected_rows : (call.most_rows + call.experts - 1) / call.experts;
-  return choose_blocks(weights_.gate_up().plan.kind, activates, expected);
+  return choose_blocks(expected);
 }
 
 RowLimits ExpertChain::limits_of(const RunnerCall& call, bool reports) {
@@ -217,12 +217,12 @@ void ExpertChain::run(const RunnerCall& call, cudaStream_t stream) {
     const int intermediate = weights_.intermediate();
     first.results = {gate_up_.get(), 2 * size(intermediate), intermediate, {}};
   }
-  launch_product(first, blocks_of(call, fused_), fused_, ctas_, stream);
+  launch_product(first, blocks_of(call), fused_, ctas_, stream);
   if (!fused_) activate(call, stream);
 
   ProductCall second = product(weights_.down(), call, operand(activated_.view(), {}));
   second.results = {call.results, call.result_stride, 0, call.result_places};
-  launch_product(second, blocks_of(call, false), false, ctas_, stream);
+  launch_product(second, blocks_of(call), false, ctas_, stream);
 }
 
 }  // namespace heddle::sm90

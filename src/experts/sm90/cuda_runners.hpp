@@ -79,7 +79,7 @@ class ExpertChain {
   template <class T>
   loading::DeviceMemory<T> take(std::size_t count, const char* what);
   RowChange change_of(const RowView& rows) const;
-  RowBlocks blocks_of(const RunnerCall& call, bool activates) const;
+  RowBlocks blocks_of(const RunnerCall& call) const;
   RowLimits limits_of(const RunnerCall& call, bool reports);
   TokenRows prepare(const RunnerCall& call, cudaStream_t stream);
   TokenRows operand(const RowView& rows, const RowMap& map) const;

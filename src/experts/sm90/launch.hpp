@@ -9,13 +9,13 @@
 
 namespace heddle::sm90 {
 
-/// The two configurations of the engine. Small row blocks (8, 16, 32 tokens) have four math warpgroups, which hide the
-/// widening of weights; large ones (32 to 128 tokens, 96 for bf16 operands) two with twice the registers. The choice
-/// changes no bit, and any count of rows is right with either.
+/// The two configurations of the engine. Small row blocks (8, 16, 32 tokens) have weights first and in registers. Large ones have
+/// more registers a warp or, with e4m3 operands (64 or 128 tokens), tokens first and weights in shared memory; with bf16 operands
+/// 32, 64 or 96 tokens. The choice changes no bit, and any count of rows is right with either.
 enum class RowBlocks : std::uint8_t { small, large };
 
 /// The configuration that was measured to take less time for so many rows an expert (docs/performance.md, "Experts on one GPU").
-RowBlocks choose_blocks(WeightKind kind, bool activates, int rows);
+RowBlocks choose_blocks(int rows);
 
 /// A kernel of the engine as the runtime wants it.
 struct ProductKernel {

@@ -16,8 +16,9 @@ namespace heddle::sm90 {
 /// Calls task(Task) for every task of this CTA.
 template <class Work>
 __device__ void for_tasks(const TaskList& tasks, const Work& work) {
-  const int count = tasks.count();
-  for (int index = static_cast<int>(blockIdx.x); index < count; index += static_cast<int>(gridDim.x)) work(tasks.find(index));
+  TaskTurns turns(tasks, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+  Task task;
+  while (turns.next(task)) work(task);
 }
 
 /// Streams the chunks of every task, a stage a bulk copy. By one thread.
@@ -38,8 +39,9 @@ __device__ void load_weights(Shared<Shape>& shared, const OrderedMatrix& weights
   });
 }
 
-/// Fetches token scales, widened to f32 or its upper half. By one warp. Scales of 128 values, the usual ones, come in batches: of
-/// four stages where a word holds four of them, else of two; the next batch is on its way while this one is given.
+/// Fetches token scales, widened to f32 or its upper half. By one warp. Scales of 128 values, the usual ones, come in batches where
+/// row blocks are small: of four stages where a word holds four of them, else of two; the next batch is on its way while this one
+/// is given.
 template <class Shape>
 class ScaleLoader {
  public:
@@ -57,6 +59,8 @@ class ScaleLoader {
     }
     if (tokens_.scaling == TokenScales::by_32) {
       for (int stage = 0; stage < stages; ++stage) fill(stage, 4);
+    } else if constexpr (Shape::tokens_first) {  // a stage takes longer than a load
+      for (int stage = 0; stage < stages; ++stage) fill(stage, 1);
     } else if (tokens_.format == ScaleFormat::ue8m0) {
       load_batches<ScaleFormat::ue8m0>(stages);
     } else {
@@ -117,11 +121,11 @@ class ScaleLoader {
     for (int i = 0; i < rows_a_lane; ++i) {
       if (!is_row(i)) break;
       const std::uint32_t word = batch.words[which / stages_a_word][i];
-      const int place = scale_place(lane_ + warp_threads * i);
+      const int place = Shape::place_of_scale(lane_ + warp_threads * i);
       const float scale = format == ScaleFormat::ue8m0
                               ? from_ue8m0(static_cast<std::uint8_t>(word >> (8 * (which % stages_a_word))))
                               : float_from_bits(word);
-      if constexpr (format == ScaleFormat::ue8m0 && Shape::operand == Operand::e4m3) {
+      if constexpr (format == ScaleFormat::ue8m0 && Shape::half_scales) {
         reinterpret_cast<std::uint16_t*>(scales)[place] = static_cast<std::uint16_t>(float_bits(scale) >> 16);
       } else {
         scales[place] = scale;
@@ -140,7 +144,7 @@ class ScaleLoader {
         const int index = min(stage * count + group, groups_ - 1);  // beyond the last one tokens are zeros: any finite scale
         const float scale = tokens_.format == ScaleFormat::ue8m0 ? from_ue8m0(static_cast<std::uint8_t>(from(i)[index]))
                                                                  : reinterpret_cast<const float*>(from(i))[index];
-        shared_.scales[at_.stage][group * Shape::most_tokens + scale_place(lane_ + warp_threads * i)] = scale;
+        shared_.scales[at_.stage][group * Shape::most_tokens + Shape::place_of_scale(lane_ + warp_threads * i)] = scale;
       }
     }
     filled();

@@ -101,15 +101,11 @@ class MainLoop {
   static constexpr bool changes_by_step =
       weight_scale(Shape::kind) == WeightScale::by_block || weight_scale(Shape::kind) == WeightScale::by_step;
   static constexpr bool widens = is_widened(Shape::kind);
-  /// Tokens of one product: large row blocks are multiplied in two pieces, or partial sums would not fit beside the sums.
-  static constexpr int piece = tokens <= 96 ? tokens : 64;
-  static constexpr int pieces = tokens / piece;
-  static_assert(pieces == 1 || Shape::parts == 1, "a partial sum is of one panel, or of one piece");
-  using Partial = float[piece / 2];
+  using Partial = float[tokens / 2];
   /// A second set of weight registers lets products run while the next slab is widened. Where there is nothing to widen, or no
   /// room for it, the products of one warpgroup run while another one loads.
   static constexpr bool overlapped =
-      Shape::slabs == 1 || (Shape::kind != WeightKind::bf16 && Shape::slabs * tokens / 2 + piece / 2 <= (widens ? 144 : 112));
+      Shape::slabs == 1 || (Shape::kind != WeightKind::bf16 && Shape::slabs * tokens / 2 + tokens / 2 <= (widens ? 144 : 112));
 
   template <TokenFactors factors>
   __device__ __forceinline__ void run_stages(int stages, Sums<Shape, tokens>& sums) {
@@ -164,16 +160,11 @@ class MainLoop {
       std::uint32_t(&following)[slab_registers] = item % 2 == 0 ? b : a;
       const int slab = item / Shape::parts;
       const RowPair weight = step_weight(slab);
-#pragma unroll
-      for (int p = 0; p < pieces; ++p) {
-        start(partial, current, item % Shape::parts, p);
-        if (p == pieces - 1) {
-          prepare(following, item + 1, more);
-          if constexpr (widens) hold(following);  // now, while the products run, not when they are waited for
-        }
-        finish(partial);
-        if (item % Shape::parts == Shape::parts - 1) promote<factors>(partial, 0, weight, p, sums.slab[slab]);
-      }
+      start(partial, current, item % Shape::parts);
+      prepare(following, item + 1, more);
+      if constexpr (widens) hold(following);  // now, while the products run, not when they are waited for
+      finish(partial);
+      if (item % Shape::parts == Shape::parts - 1) promote<factors>(partial, 0, weight, sums.slab[slab]);
     }
     leave_rows();
   }
@@ -204,12 +195,9 @@ class MainLoop {
       load(a, item);
       if (item == items - 1) leave_weights();
       const RowPair weight = step_weight(slab);
-#pragma unroll
-      for (int p = 0; p < pieces; ++p) {
-        start(partial, a, item % Shape::parts, p);
-        finish(partial);
-        if (item % Shape::parts == Shape::parts - 1) promote<factors>(partial, 0, weight, p, sums.slab[slab]);
-      }
+      start(partial, a, item % Shape::parts);
+      finish(partial);
+      if (item % Shape::parts == Shape::parts - 1) promote<factors>(partial, 0, weight, sums.slab[slab]);
     }
     leave_rows();
   }
@@ -228,36 +216,34 @@ class MainLoop {
       load(a, item);
       const RowPair weight = step_weight(slab);
 #pragma unroll
-      for (int step = 0; step < pieces * groups_a_panel; ++step) {
-        const int p = step / groups_a_panel;
-        const int group = step % groups_a_panel;
+      for (int group = 0; group < groups_a_panel; ++group) {
         begin(partial, a);
 #pragma unroll
         for (int which = 0; which < Shape::parts; ++which) {
-          multiply_part<Shape::operand, piece>(partial, a, group * Shape::parts + which, panel(part, p), which == 0);
+          multiply_part<Shape::operand, tokens>(partial, a, group * Shape::parts + which, panel(part), which == 0);
         }
         cute::warpgroup_commit_batch();
         finish(partial);
-        promote<TokenFactors::floats>(partial, part * groups_a_panel + group, weight, p, sums.slab[slab]);
+        promote<TokenFactors::floats>(partial, part * groups_a_panel + group, weight, sums.slab[slab]);
       }
     }
     leave_weights();
     leave_rows();
   }
 
-  __device__ std::uint64_t panel(int part, int p) const {
-    return panel_descriptor(shared_.rows[at_.rows.stage] + (part * Shape::most_tokens + p * piece) * panel_bytes);
+  __device__ std::uint64_t panel(int part) const {
+    return panel_descriptor(shared_.rows[at_.rows.stage] + part * Shape::most_tokens * panel_bytes);
   }
   __device__ static void begin(Partial& partial, std::uint32_t (&a)[slab_registers]) {
     hold(partial);
     hold(a);
     cute::warpgroup_arrive();
   }
-  __device__ void start(Partial& partial, std::uint32_t (&a)[slab_registers], int part, int p) {
+  __device__ void start(Partial& partial, std::uint32_t (&a)[slab_registers], int part) {
     begin(partial, a);
 #pragma unroll
     for (int which = 0; which < instructions_a_panel; ++which) {
-      multiply_part<Shape::operand, piece>(partial, a, which, panel(part, p), part == 0 && which == 0);
+      multiply_part<Shape::operand, tokens>(partial, a, which, panel(part), part == 0 && which == 0);
     }
     cute::warpgroup_commit_batch();
   }
@@ -268,27 +254,27 @@ class MainLoop {
 
   /// total = fmaf(partial, token scale x weight scale, total), with the token scales of group `group` of the stage.
   template <TokenFactors factors>
-  __device__ __forceinline__ void promote(const Partial& partial, int group, const RowPair& weight, int p,
+  __device__ __forceinline__ void promote(const Partial& partial, int group, const RowPair& weight,
                                           float (&total)[tokens / 2]) const {
     if constexpr (weight_scale(Shape::kind) == WeightScale::by_step) {
       if (plan_.step_exponents) {
-        promote_by<factors, true>(partial, group, weight, p, total);
+        promote_by<factors, true>(partial, group, weight, total);
       } else {
-        promote_by<factors, false>(partial, group, weight, p, total);
+        promote_by<factors, false>(partial, group, weight, total);
       }
     } else {
       constexpr bool weighted = changes_by_step || weight_scale(Shape::kind) == WeightScale::constant;
-      promote_by<factors, weighted>(partial, group, weight, p, total);
+      promote_by<factors, weighted>(partial, group, weight, total);
     }
   }
 
   template <TokenFactors factors, bool weighted>
-  __device__ __forceinline__ void promote_by(const Partial& partial, int group, const RowPair& weight, int p,
+  __device__ __forceinline__ void promote_by(const Partial& partial, int group, const RowPair& weight,
                                              float (&total)[tokens / 2]) const {
-    constexpr int eights = piece < 32 ? piece / 8 : 4;  // tokens whose scales a thread loads at once
-    const int begin = p * piece + static_cast<int>(threadIdx.x) % 4 * 8;
+    constexpr int eights = tokens < 32 ? tokens / 8 : 4;  // tokens whose scales a thread loads at once
+    const int begin = static_cast<int>(threadIdx.x) % 4 * 8;
 #pragma unroll
-    for (int first = 0; first < piece / 8; first += eights) {
+    for (int first = 0; first < tokens / 8; first += eights) {
       float scales[2 * eights];
       load_factors<factors>(shared_.scales[at_.rows.stage] + group * Shape::most_tokens, begin + 8 * first, scales);
 #pragma unroll
@@ -296,7 +282,7 @@ class MainLoop {
         const int at = 4 * first + i / 2 * 4 + i % 2;
         const float low = weighted ? scales[i] * weight.low : scales[i];
         const float high = weighted ? scales[i] * weight.high : scales[i];
-        float* sum = total + p * piece / 2 + at;
+        float* sum = total + at;
         sum[0] = __fmaf_rn(partial[at], low, sum[0]);
         sum[2] = __fmaf_rn(partial[at + 2], high, sum[2]);
       }

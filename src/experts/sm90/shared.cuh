@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "experts/sm90/large_tile.hpp"
 #include "experts/sm90/ring.cuh"
 #include "experts/sm90/tile.hpp"
 
@@ -34,7 +35,7 @@ struct Shared {
   alignas(1024) std::byte rows[Shape::row_stages][Shape::row_stage_bytes];
   /// Chunks as they lie in memory.
   alignas(128) std::byte weights[Shape::weight_stages][Shape::weight_stage_bytes];
-  /// A stage's token scales: [group][scale_place(token)], f32, or (e4m3 with ue8m0 by 128) the upper halves of f32.
+  /// A stage's token scales: [group][Shape::place_of_scale(token)], f32, or (half_scales, ue8m0 by 128) the upper halves of f32.
   alignas(16) float scales[Shape::row_stages][Shape::scales_a_stage];
 
   [[no_unique_address]] ActivationMemory<Shape> activation;
@@ -45,12 +46,66 @@ struct Shared {
 
   RingBarriers<Shape::weight_stages> weight_ring;
   RingBarriers<Shape::row_stages> row_ring;
-
-  /// Behind the struct, [experts] each: where an expert's rows end, and its row blocks.
-  __device__ int* row_end() { return reinterpret_cast<int*>(this + 1); }
-  __device__ int* block_end(int experts) { return row_end() + experts; }
-
-  static constexpr std::size_t bytes(int experts) { return sizeof(Shared) + static_cast<std::size_t>(experts) * 2 * sizeof(int); }
 };
+
+/// Operands that are made of stored codes, and the factors of the task's weight rows, for each warpgroup its own.
+template <class Shape, bool wanted = Shape::widens>
+struct WidenedMemory {
+  alignas(1024) std::byte operands[Shape::operand_stages][Shape::operand_stage_bytes];
+  float row_factors[Shape::warpgroups][tile_slabs * slab_rows];
+  RingBarriers<Shape::operand_stages> ring;
+};
+template <class Shape>
+struct WidenedMemory<Shape, false> {};
+
+/// Of large row blocks.
+template <class Shape>
+requires Shape::tokens_first struct Shared<Shape> {
+  alignas(1024) std::byte rows[Shape::row_stages][Shape::row_stage_bytes];
+  alignas(1024) std::byte weights[Shape::weight_stages][Shape::weight_stage_bytes];
+  [[no_unique_address]] WidenedMemory<Shape> widened;
+  alignas(16) float scales[Shape::row_stages][Shape::scales_a_stage];
+
+  /// Results on their way out, a warp each.
+  alignas(16) std::byte staged[Shape::math_warps][16 * Shape::staged_stride];
+  /// Largest magnitudes of a token in either half of a tile, where two warpgroups share a group; of this task and of the one
+  /// before.
+  float peaks[2][Shape::warpgroups][Shape::half_tokens];
+
+  const std::byte* row_begin[Shape::most_tokens];
+
+  RingBarriers<Shape::weight_stages> weight_ring;
+  RingBarriers<Shape::row_stages> row_ring;
+
+  /// Where the tensor cores have their weights from.
+  __device__ auto& operand_ring() {
+    if constexpr (Shape::widens) {
+      return widened.ring;
+    } else {
+      return weight_ring;
+    }
+  }
+  __device__ std::byte* operands(int stage) {
+    if constexpr (Shape::widens) {
+      return widened.operands[stage];
+    } else {
+      return weights[stage];
+    }
+  }
+};
+
+/// Behind the shared memory's struct, [experts] each: where an expert's rows end, and its row blocks.
+template <class Shape>
+__device__ int* row_ends(Shared<Shape>& shared) {
+  return reinterpret_cast<int*>(&shared + 1);
+}
+template <class Shape>
+__device__ int* block_ends(Shared<Shape>& shared, int experts) {
+  return row_ends(shared) + experts;
+}
+template <class Shape>
+constexpr std::size_t shared_bytes(int experts) {
+  return sizeof(Shared<Shape>) + static_cast<std::size_t>(experts) * 2 * sizeof(int);
+}
 
 }  // namespace heddle::sm90

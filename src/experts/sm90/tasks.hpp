@@ -13,8 +13,11 @@ namespace heddle::sm90 {
 /// Row blocks of an expert: as few as there can be.
 HEDDLE_HOST_DEVICE constexpr int blocks_of(int rows, int most_tokens) { return (rows + most_tokens - 1) / most_tokens; }
 
-/// Rows of each of them but the last: about the same number, in eights, as two halves take less time than a full one and a rest.
-HEDDLE_HOST_DEVICE constexpr int rows_a_block(int rows, int blocks) { return ((rows + blocks - 1) / blocks + 7) / 8 * 8; }
+/// Rows of each of them but the last: about the same number, in units. Where any eight rows may be a tile's size two halves take
+/// less time than a full block and a rest.
+HEDDLE_HOST_DEVICE constexpr int rows_a_block(int rows, int blocks, int unit) {
+  return ((rows + blocks - 1) / blocks + unit - 1) / unit * unit;
+}
 
 /// The smallest tile that covers a block's rows: 8, 16 or 32 where row blocks are small, else a multiple of 32.
 HEDDLE_HOST_DEVICE constexpr int tile_tokens(int rows, int most_tokens) {
@@ -37,7 +40,7 @@ struct TaskList {
   const int* block_end = nullptr;
   int experts = 0;
   int tiles = 0;
-  int most_tokens = 0;
+  int unit = 8;  ///< of the rows of a block
 
   HEDDLE_HOST_DEVICE int count() const { return experts == 0 ? 0 : tiles * block_end[experts - 1]; }
 
@@ -48,11 +51,36 @@ struct TaskList {
     const int local = index - begin * tiles;
     const int row_begin = expert == 0 ? 0 : row_end[expert - 1];
     const int rows = row_end[expert] - row_begin;
-    const int block = rows_a_block(rows, blocks);
+    const int block = rows_a_block(rows, blocks, unit);
     const int first = local % blocks * block;
     const int left = rows - first;
     return {expert, local / blocks, first, left < block ? left : block, row_begin + first};
   }
+};
+
+/// The tasks of one of `ctas` CTAs: one of every wave of that many, in each wave another place, so that row blocks of different
+/// sizes go round.
+class TaskTurns {
+ public:
+  HEDDLE_HOST_DEVICE TaskTurns(const TaskList& tasks, int cta, int ctas)
+      : tasks_(tasks), count_(tasks.count()), ctas_(ctas), place_(cta) {}
+
+  /// The next one, if there is one.
+  HEDDLE_HOST_DEVICE bool next(Task& task) {
+    const int index = first_ + place_;
+    if (index >= count_) return false;
+    first_ += ctas_;
+    place_ = place_ + 1 == ctas_ ? 0 : place_ + 1;
+    task = tasks_.find(index);
+    return true;
+  }
+
+ private:
+  const TaskList& tasks_;
+  int count_;
+  int ctas_;
+  int first_ = 0;  ///< of the wave
+  int place_;
 };
 
 }  // namespace heddle::sm90

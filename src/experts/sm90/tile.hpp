@@ -1,7 +1,8 @@
 // The shapes of the Hopper tile engine: what a CTA works on, and what its stages hold.
 //
-// The product is swapped: weight rows are the M side of the tensor cores, tokens the N side. So a row block
-// may be as small as 8 tokens, and weights of every kind go through registers, where 4-bit ones are widened.
+// Here the product is swapped: weight rows are the M side of the tensor cores, tokens the N side. So a row block
+// may be as small as 8 tokens, and weights of every kind go through registers, where 4-bit ones are widened. Large row blocks of
+// e4m3 operands have a shape of their own, with tokens first: large_tile.hpp.
 #pragma once
 
 #include <cstddef>
@@ -46,19 +47,28 @@ constexpr WeightScale weight_scale(WeightKind kind) {
   return WeightScale::none;
 }
 
+/// Where a token's scale lies in a stage: for every 32 tokens the eight that a thread needs are neighbours.
+HEDDLE_HOST_DEVICE constexpr int scale_place(int token) {
+  return token / 32 * 32 + token % 8 / 2 * 8 + token % 32 / 8 * 2 + token % 2;
+}
+
 /// One configuration of the engine: `warpgroups` math warpgroups share the 4 slabs of a tile, a row block has at
-/// most `tokens` tokens. Few warpgroups with many registers hold large row blocks, many hide the widening of small ones.
+/// most `tokens` tokens. Few warpgroups with many registers hold large row blocks, many hide the widening of small ones, or their
+/// activation.
 template <WeightKind kind_, int warpgroups_, int tokens_, bool activates_>
 struct TileShape {
   static constexpr WeightKind kind = kind_;
   static constexpr bool activates = activates_;  ///< gate and up in the epilogue; else sums are stored
   static constexpr Operand operand = slab_shape(kind).operand;
+  static constexpr bool tokens_first = false;
   static constexpr int warpgroups = warpgroups_;
   static constexpr int slabs = tile_slabs / warpgroups;  ///< of a math warpgroup
   static constexpr int most_tokens = tokens_;
+  static constexpr int block_unit = 8;  ///< any eight rows more are another tile's size, or another part of one
 
   static constexpr int math_warps = 4 * warpgroups;
   static constexpr int math_threads = warpgroup_threads * warpgroups;
+  static constexpr int widening_threads = 0;
   static constexpr int threads = math_threads + warpgroup_threads;  ///< one more warpgroup loads
   /// Registers a thread, as setmaxnreg wants them: together what the launch allocates.
   static constexpr int math_registers = warpgroups == 4 ? 104 : 224;
@@ -76,6 +86,9 @@ struct TileShape {
   static constexpr int box_rows = most_tokens <= 32 ? 8 : 32;
   /// Groups of 32: four a token. Else one.
   static constexpr int scales_a_stage = 4 * most_tokens;
+  /// Powers of two as the upper halves of f32: they take half the time to load, and shared memory is what row blocks are short of.
+  static constexpr bool half_scales = operand == Operand::e4m3;
+  HEDDLE_HOST_DEVICE static constexpr int place_of_scale(int token) { return scale_place(token); }
   /// f32 factors of a tile's weight rows: of this task and of the next.
   static constexpr int row_factor_bytes = slab_shape(kind).row_scales ? 2 * tile_slabs * slab_rows * 4 : 0;
 
@@ -90,10 +103,5 @@ struct TileShape {
   static constexpr int weight_stages = weight_stages_that_fit < 10 ? weight_stages_that_fit : 10;
   static_assert(weight_stages >= 2, "weights need two stages at least");
 };
-
-/// Where a token's scale lies in a stage: for every 32 tokens the eight that a thread needs are neighbours.
-HEDDLE_HOST_DEVICE constexpr int scale_place(int token) {
-  return token / 32 * 32 + token % 8 / 2 * 8 + token % 32 / 8 * 2 + token % 2;
-}
 
 }  // namespace heddle::sm90

@@ -1,6 +1,7 @@
-// The order in which expert weights lie in GPU memory: the weights are the M side of the multiply instruction and come
-// from registers, so memory holds them as threads will have them in registers. One source for host and device;
-// docs/weights.md draws it.
+// The order in which expert weights lie in GPU memory: mostly the weights are the M side of the multiply instruction and come
+// from registers, so memory holds them as threads will have them in registers. fp8_block alone, whose codes are operands as they
+// are, lies in rows, swizzled: so large row blocks have their weights read from shared memory by the tensor cores themselves, and
+// registers get them by matrix loads. One source for host and device; docs/weights.md draws it.
 //
 // A slab is 64 weight rows x one step of K. 128 threads hold it, 16 registers each: with warp w = thread / 32,
 // g = thread % 32 / 4, q = thread % 4, register a[4 j + i] belongs to instruction j and to row 16 w + g + 8 (i & 1) of the slab.
@@ -60,6 +61,14 @@ HEDDLE_HOST_DEVICE constexpr SlabShape slab_shape(WeightKind kind) {
       break;
   }
   return {Operand::bf16, 64, 4, 4, 0, false};
+}
+
+/// Whether a slab's data lies in rows of 128 bytes, swizzled as the tensor cores read them (fp8_block), and not as threads hold it.
+HEDDLE_HOST_DEVICE constexpr bool lies_in_rows(WeightKind kind) { return kind == WeightKind::fp8_block; }
+
+/// Where byte `column` of row `row` of such rows is: the 16 bytes number c of a row are number c ^ (row % 8).
+HEDDLE_HOST_DEVICE constexpr int swizzled_place(int row, int column) {
+  return row * 128 + ((column / 16 ^ row % 8) * 16) + column % 16;
 }
 
 /// Whether stored codes become other operands in registers; fp8_block and bf16 are operands as they are.

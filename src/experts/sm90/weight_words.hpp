@@ -95,7 +95,7 @@ HEDDLE_HOST_DEVICE constexpr std::uint32_t restore(WeightKind kind, std::uint32_
   return stored;
 }
 
-/// Where the bytes of one register lie: in which matrix, at which offset. Columns past the end are no bytes.
+/// Where four bytes lie that stay together: in which matrix, at which offset. Columns past the end are no bytes.
 struct RegisterPlace {
   int half;
   int row;
@@ -106,6 +106,18 @@ HEDDLE_HOST_DEVICE constexpr RegisterPlace register_place(const WeightPlan& plan
   const int row = slab * slab_rows + slab_row(thread, index % 2);
   const SlabShape shape = plan.shape();
   return {WeightPlan::half_of(row), plan.source_row(row), step * shape.step + register_column(shape.operand, thread, index)};
+}
+
+/// Likewise of part `part` of data word `word` of a thread: of a register that it becomes or, where data lies in rows, of the
+/// word's own four bytes.
+HEDDLE_HOST_DEVICE constexpr RegisterPlace word_place(const WeightPlan& plan, int slab, int step, int thread, int word, int part) {
+  const SlabShape shape = plan.shape();
+  if (!lies_in_rows(plan.kind)) return register_place(plan, slab, step, thread, word_register(shape, word, part));
+  const int offset = word / 4 * vector_stride + thread * vector_bytes + word % 4 * 4;
+  const int within = offset / 128;
+  const int row = slab * slab_rows + within;
+  const int column = (offset / 16 % 8 ^ within % 8) * 16 + offset % 16;
+  return {WeightPlan::half_of(row), plan.source_row(row), step * shape.step + column};
 }
 
 template <class Byte>
@@ -124,7 +136,7 @@ HEDDLE_HOST_DEVICE inline std::uint32_t ordered_word(const WeightPlan& plan, con
   constexpr SlabShape shape = slab_shape(kind);
   std::uint32_t stored = 0;
   for (int part = 0; part < shape.word_registers(); ++part) {
-    const auto place = detail::register_place(plan, slab, step, thread, word_register(shape, word, part));
+    const auto place = detail::word_place(plan, slab, step, thread, word, part);
     if (place.column >= plan.cols) continue;
     const std::byte* from = detail::bytes_at(source, kind, place);
     for (int i = 0; i < shape.register_bytes; ++i) {
@@ -151,7 +163,7 @@ HEDDLE_HOST_DEVICE inline void restore_vector(const WeightPlan& plan, const Vect
   for (int i = 0; i < 4; ++i) {
     const std::uint32_t stored = detail::restore(kind, from.word[i]);
     for (int part = 0; part < shape.word_registers(); ++part) {
-      const auto place = detail::register_place(plan, slab, step, thread, word_register(shape, 4 * vector + i, part));
+      const auto place = detail::word_place(plan, slab, step, thread, 4 * vector + i, part);
       if (place.column >= plan.cols) continue;
       std::byte* to = detail::bytes_at(target, kind, place);
       for (int b = 0; b < shape.register_bytes; ++b) {

@@ -74,6 +74,27 @@ HEDDLE_HOST_DEVICE inline void load_words(const std::byte* data, int thread, std
   }
 }
 
+/// The registers of a slab that lies in rows: on the GPU by matrix loads, which want shared memory and a whole warp.
+HEDDLE_HOST_DEVICE inline void load_rows(const std::byte* data, int thread, std::uint32_t (&a)[slab_registers]) {
+#if defined(__CUDA_ARCH__)
+  const int row = thread / 32 * 16 + thread % 16;
+  const int second = thread % 32 / 16;  // of the two halves of an instruction's columns
+  const auto begin = static_cast<std::uint32_t>(__cvta_generic_to_shared(data + row * 128));
+  HEDDLE_UNROLL
+  for (int j = 0; j < 4; ++j) {
+    const std::uint32_t from = begin + static_cast<std::uint32_t>(((2 * j + second) ^ row % 8) * 16);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a[4 * j]), "=r"(a[4 * j + 1]), "=r"(a[4 * j + 2]), "=r"(a[4 * j + 3])
+                 : "r"(from));
+  }
+#else
+  for (int index = 0; index < slab_registers; ++index) {
+    const int column = register_column(Operand::e4m3, thread, index);
+    a[index] = load<std::uint32_t>(data + swizzled_place(slab_row(thread, index % 2), column));
+  }
+#endif
+}
+
 /// Eight e2m1 magnitudes select bytes of a table of e4m3 codes that the delta byte d makes: m * 2^(d - 6). The table's byte for
 /// zero is zero under every d, so groups of zeros may have any.
 HEDDLE_HOST_DEVICE inline void widen_mxfp4(const std::uint32_t (&words)[8], const Words& deltas,
@@ -129,12 +150,15 @@ HEDDLE_HOST_DEVICE inline void widen_nvfp4(const std::uint32_t (&words)[4], cons
 }  // namespace detail
 
 /// A thread's registers of one slab. `data` is the slab's data (16-byte aligned), `scales` its scales (WeightPlan::scales_offset;
-/// 8-byte aligned), in global or shared memory. What the registers mean: WeightPlan. fp8_block and bf16 do not read the scales.
+/// 8-byte aligned), in shared memory on a GPU; all threads of a warp load together. What the registers mean: WeightPlan. fp8_block
+/// and bf16 do not read the scales.
 template <WeightKind kind>
 HEDDLE_HOST_DEVICE inline void load_slab(const std::byte* data, const std::byte* scales, int thread,
                                          std::uint32_t (&a)[slab_registers]) {
   const int row_group = thread / 4;  // warp * 8 + g: the threads that share two rows
-  if constexpr (kind == WeightKind::fp8_block || kind == WeightKind::bf16) {
+  if constexpr (lies_in_rows(kind)) {
+    detail::load_rows(data, thread, a);
+  } else if constexpr (kind == WeightKind::bf16) {
     detail::load_words<kind>(data, thread, a);
   } else {
     std::uint32_t words[4 * slab_shape(kind).vectors];

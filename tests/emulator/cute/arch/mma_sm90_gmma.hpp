@@ -1,5 +1,5 @@
-// In the place of CuTe's header: the warpgroup's products with A from registers and B from swizzled shared memory, by the
-// fragment layouts of the PTX manual.
+// In the place of CuTe's header: the warpgroup's products with A from registers or swizzled shared memory and B from the latter, by
+// the fragment layouts of the PTX manual.
 #pragma once
 
 #include <map>
@@ -14,8 +14,9 @@ namespace heddle::emulator {
 
 /// One product as a thread issued it.
 struct Product {
-  const std::uint32_t* a[4];
-  std::uint64_t tokens;
+  const std::uint32_t* a[4];  ///< null: from shared memory, by `first`
+  std::uint64_t first;
+  std::uint64_t second;
   std::vector<float*> sums;
   bool fresh;
   bool e4m3;
@@ -26,10 +27,10 @@ inline std::vector<Product>& products_under_way() {
 }
 
 /// Value k of a row of 128 bytes, of the panel that a descriptor names; both sides' panels begin at multiples of 1024.
-inline float token_value(std::uint64_t descriptor, int token, int k, bool e4m3) {
+inline float panel_value(std::uint64_t descriptor, int row, int k, bool e4m3) {
   if (descriptor >> 62 != 1 || (descriptor >> 32 & 0x3FFF) != 64) throw std::logic_error("not a descriptor of swizzled panels");
   const auto begin = static_cast<std::uint32_t>(descriptor & 0x3FFF) << 4;
-  const std::uint32_t linear = begin + static_cast<std::uint32_t>(token * 128 + (e4m3 ? k : 2 * k));
+  const std::uint32_t linear = begin + static_cast<std::uint32_t>(row * 128 + (e4m3 ? k : 2 * k));
   const std::byte* at = shared_memory() + (linear ^ (linear >> 3 & 0x70));
   if (e4m3) return from_e4m3(static_cast<std::uint8_t>(*at));
   bf16 value;
@@ -37,8 +38,8 @@ inline float token_value(std::uint64_t descriptor, int token, int k, bool e4m3) 
   return to_float(value);
 }
 
-/// Weight of a row (g, half) as the four threads of the row hold it.
-inline float weight_value(const std::uint64_t* group, int row_thread, int half, int k, bool e4m3) {
+/// A value of a row (g, half) as the four threads of the row hold it.
+inline float register_value(const std::uint64_t* group, int row_thread, int half, int k, bool e4m3) {
   const int quad = e4m3 ? k % 16 / 4 : k % 8 / 2;
   const int which = half + 2 * (e4m3 ? k / 16 : k / 8);
   const auto* product = reinterpret_cast<const Product*>(group[row_thread + quad]);
@@ -55,11 +56,13 @@ inline void multiply(const Product& mine) {
   std::vector<float> results(mine.sums.size());
   for (std::size_t i = 0; i < results.size(); ++i) {
     const int half = static_cast<int>(i) % 4 / 2;
-    const int token = static_cast<int>(i) / 4 * 8 + thread() % 4 * 2 + static_cast<int>(i) % 2;
+    const int column = static_cast<int>(i) / 4 * 8 + thread() % 4 * 2 + static_cast<int>(i) % 2;
     double sum = mine.fresh ? 0.0 : static_cast<double>(*mine.sums[i]);
     for (int k = 0; k < depth; ++k) {
-      sum += static_cast<double>(weight_value(group, row_thread, half, k, mine.e4m3)) *
-             static_cast<double>(token_value(mine.tokens, token, k, mine.e4m3));
+      const float first = mine.a[0] != nullptr
+                              ? register_value(group, row_thread, half, k, mine.e4m3)
+                              : panel_value(mine.first, row_thread / 32 * 16 + row_thread % 32 / 4 + 8 * half, k, mine.e4m3);
+      sum += static_cast<double>(first) * static_cast<double>(panel_value(mine.second, column, k, mine.e4m3));
     }
     results[i] = static_cast<float>(sum);
   }
@@ -67,14 +70,18 @@ inline void multiply(const Product& mine) {
   for (std::size_t i = 0; i < results.size(); ++i) *mine.sums[i] = results[i];
 }
 
-template <bool e4m3, int tokens>
+template <bool e4m3, int columns>
 struct Multiply {
   template <class... Arguments>
   static void fma(const std::uint32_t& a0, const std::uint32_t& a1, const std::uint32_t& a2, const std::uint32_t& a3,
                   std::uint64_t descriptor, Arguments&&... arguments) {
-    const auto all = std::tie(arguments...);
-    Product product{{&a0, &a1, &a2, &a3}, descriptor, {}, false, e4m3};
-    product.fresh = static_cast<int>(std::get<tokens / 2>(all)) == 0;
+    issue({{&a0, &a1, &a2, &a3}, 0, descriptor, {}, false, e4m3}, std::tie(arguments...));
+  }
+
+ protected:
+  template <class All>
+  static void issue(Product product, const All& all) {
+    product.fresh = static_cast<int>(std::get<columns / 2>(all)) == 0;
     std::apply([&](auto&... each) { (add(product, each), ...); }, all);
     if (products() == Products::at_issue) {
       multiply(product);
@@ -87,6 +94,14 @@ struct Multiply {
   static void add(Product& product, float& sum) { product.sums.push_back(&sum); }
   template <class Scale>
   static void add(Product&, const Scale&) {}
+};
+
+template <bool e4m3, int columns>
+struct MultiplyShared : Multiply<e4m3, columns> {
+  template <class... Arguments>
+  static void fma(std::uint64_t first, std::uint64_t second, Arguments&&... arguments) {
+    MultiplyShared::issue({{}, first, second, {}, false, e4m3}, std::tie(arguments...));
+  }
 };
 
 }  // namespace heddle::emulator
@@ -108,6 +123,8 @@ HEDDLE_EMULATED(64)
 HEDDLE_EMULATED(96)
 HEDDLE_EMULATED(128)
 #undef HEDDLE_EMULATED
+template <int = 1, int = 1>
+struct MMA_64x128x32_F32E4M3E4M3_SS_TN : heddle::emulator::MultiplyShared<true, 128> {};
 }  // namespace SM90::GMMA
 
 inline std::uint32_t cast_smem_ptr_to_uint(const void* at) {

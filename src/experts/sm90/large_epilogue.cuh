@@ -1,0 +1,306 @@
+// What becomes of the sums of large row blocks: a warp has 16 tokens whole, so results pass through its own piece of shared memory
+// and leave in 16 bytes a thread.
+#pragma once
+
+#include <cstdint>
+
+#include <cutlass/arch/barrier.h>
+#include <cute/arch/copy_sm90.hpp>
+
+#include "experts/activation/group.cuh"
+#include "experts/sm90/call.hpp"
+#include "experts/sm90/large_mainloop.cuh"
+#include "experts/sm90/shared.cuh"
+#include "experts/sm90/tasks.hpp"
+#include "signal/ptx.cuh"
+
+namespace heddle::sm90 {
+
+/// A warp's 16 rows of 64 bytes on their way out. A lane takes 16 bytes of two rows: lane / 4 and 8 behind it.
+template <class Shape>
+class StagedRows {
+ public:
+  __device__ StagedRows(Shared<Shape>& shared, const LargePosition& me)
+      : memory_(shared.staged[static_cast<int>(threadIdx.x) / warp_threads]), lane_(me.lane()) {}
+
+  /// Where byte `at` of a row is.
+  __device__ std::byte* place(int row, int at) const { return memory_ + row * Shape::staged_stride + at; }
+
+  /// Takes the rows once all lanes have put theirs; each(half, byte of the row, 16 bytes) for the lane's parts of both.
+  template <class Each>
+  __device__ void take(const Each& each) const {
+    __syncwarp();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int at = lane_ % 4 * 16;
+      each(half, at, *reinterpret_cast<const uint4*>(place(lane_ / 4 + 8 * half, at)));
+    }
+    __syncwarp();
+  }
+
+ private:
+  std::byte* memory_;
+  int lane_;
+};
+
+/// Stores sums as bf16 rows.
+template <class Shape, int pieces>
+class LargeStore {
+ public:
+  __device__ LargeStore(Shared<Shape>& shared, const ResultStore& out, const WeightPlan& plan, const Task& task,
+                        const LargePosition& me)
+      : staged_(shared, me), plan_(plan), me_(me), first_slab_(task.tile * tile_slabs), tile_has_(plan.slabs_of(task.tile)) {
+    second_ = out.second;
+    any_ = me.first_of_warp() < task.rows;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int token = me.first_of_warp() + me.lane() / 4 + 8 * half;
+      row_[half] = token < task.rows ? out.values + out.map.place(task, token) * out.stride : nullptr;
+    }
+  }
+
+  __device__ __forceinline__ void run(const LargeSums<pieces>& sums) const {
+    if (!any_) return;
+#pragma unroll
+    for (int p = 0; p < pieces; ++p) {
+#pragma unroll
+      for (int s = 0; s < slabs_a_piece; ++s) {
+        const int slab = (me_.first_piece + p) * slabs_a_piece + s;
+        if (slab >= tile_has_) continue;  // the same for the whole warpgroup
+        const int column = plan_.source_row((first_slab_ + slab) * slab_rows);
+        if (plan_.paired) {
+          store<2>(sums.piece[p], 8 * s, column);
+          store<2>(sums.piece[p], 8 * s + 1, second_ + column);
+        } else {
+          store<1>(sums.piece[p], 8 * s, column);
+          store<1>(sums.piece[p], 8 * s + 4, column + 32);
+        }
+      }
+    }
+  }
+
+ private:
+  /// 32 columns, the staged bytes: four eights of the piece, beginning with number `first`, one in `stride`.
+  template <int stride>
+  __device__ __forceinline__ void store(const float (&sum)[64], int first, int column) const {
+    const int matrix =
+        me_.lane() / 8;  // of the four that an instruction stores: two eights of columns, each of two eights of tokens
+    const int row = matrix % 2 * 8 + me_.lane() % 8;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const float* low = sum + 4 * (first + stride * i);
+      const float* high = low + 4 * stride;
+      auto& to = *reinterpret_cast<cute::uint128_t*>(staged_.place(row, 16 * (i + matrix / 2)));
+      cute::SM90_U32x4_STSM_N::copy(ptx::to_bf16_pair(low[0], low[1]), ptx::to_bf16_pair(low[2], low[3]),
+                                    ptx::to_bf16_pair(high[0], high[1]), ptx::to_bf16_pair(high[2], high[3]), to);
+    }
+    staged_.take([&](int half, int at, const uint4& value) {
+      if (row_[half] != nullptr) *reinterpret_cast<uint4*>(row_[half] + column + at / 2) = value;
+    });
+  }
+
+  StagedRows<Shape> staged_;
+  const WeightPlan& plan_;
+  const LargePosition& me_;
+  int first_slab_;
+  int tile_has_;
+  int second_;
+  bool any_;  ///< whether the warp has a row of the task
+  bf16* row_[2];
+};
+
+/// The activation in the epilogue of the first product. A thread has gates and ups of two tokens, a warp all of a token's columns
+/// in the warpgroup's part of the tile. The bits are those of the step by itself, whose functions these are.
+template <class Shape, int pieces>
+class LargeActivation {
+ public:
+  __device__ LargeActivation(Shared<Shape>& shared, const ActivatedStore& out, const WeightPlan& plan, const Task& task,
+                             const LargePosition& me)
+      : shared_(shared), staged_(shared, me), out_(out), task_(task), me_(me), tile_has_(plan.slabs_of(task.tile)) {}
+
+  /// Starts to fetch the routing weights of the thread's tokens, long before they are needed.
+  __device__ __forceinline__ void fetch_weights() {
+    if (out_.weights == nullptr) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (real(half)) weight_[half] = out_.weights[out_.map.place(task_, token(half))];
+    }
+  }
+
+  /// `turn` alternates from task to task where warpgroups tell each other of peaks.
+  __device__ __forceinline__ void run(LargeSums<pieces>& sums, int& turn) {
+    if (any()) {
+#pragma unroll
+      for (int p = 0; p < pieces; ++p) activate_piece(sums.piece[p]);
+    }
+    if (out_.quantisation.scale == ScaleFormat::ue8m0) {
+      quantise<ScaleFormat::ue8m0>(sums, turn);
+    } else {
+      quantise<ScaleFormat::f32>(sums, turn);
+    }
+  }
+
+ private:
+  static constexpr int columns_a_slab = slab_rows / 2;
+  static constexpr int pairs_a_slab = 4;  ///< of neighbouring columns of a token that a thread has
+
+  __device__ std::size_t flat(int token) const { return static_cast<std::size_t>(task_.flat + token); }
+  __device__ int token(int half) const { return me_.token() + 8 * half; }
+  __device__ bool real(int half) const { return token(half) < task_.rows; }
+  /// Whether the warp has a row of the task: what others have multiplied are old bytes.
+  __device__ bool any() const { return me_.first_of_warp() < task_.rows; }
+  __device__ int slab(int p, int s) const { return (me_.first_piece + p) * slabs_a_piece + s; }
+  /// The activated pair i of a slab, for the token `half`: where its gates were.
+  __device__ static constexpr int pair(int s, int i, int half) { return 4 * (8 * s + 2 * i) + 2 * half; }
+
+  /// All at once: values that do not wait for each other.
+  __device__ __forceinline__ void activate_piece(float (&sum)[64]) const {
+    constexpr int pairs = slabs_a_piece * 2 * pairs_a_slab;
+    std::uint32_t gates[pairs];
+    std::uint32_t ups[pairs];
+    float values[2 * pairs];
+#pragma unroll
+    for (int i = 0; i < pairs; ++i) {
+      const float* gate = sum + pair_of(i);
+      gates[i] = real(i % 2) ? ptx::to_bf16_pair(gate[0], gate[1]) : 0u;  // old bytes would take the long way
+      ups[i] = ptx::to_bf16_pair(gate[4], gate[5]);
+    }
+    activate(gates, ups, out_.clamp, 1.0f, values);
+#pragma unroll
+    for (int i = 0; i < pairs; ++i) {
+      sum[pair_of(i)] = values[2 * i] * weight_[i % 2];
+      sum[pair_of(i) + 1] = values[2 * i + 1] * weight_[i % 2];
+    }
+  }
+  /// Where pair i of a piece begins, tokens in turn.
+  __device__ static constexpr int pair_of(int i) { return pair(i / (2 * pairs_a_slab), i / 2 % pairs_a_slab, i % 2); }
+
+  /// The largest magnitude of a slab in this thread.
+  __device__ static float peak_of(const float (&sum)[64], int s, int half) {
+    float peak = 0.0f;
+#pragma unroll
+    for (int i = 0; i < pairs_a_slab; ++i) {
+      peak = largest_magnitude(peak, sum[pair(s, i, half)]);
+      peak = largest_magnitude(peak, sum[pair(s, i, half) + 1]);
+    }
+    return peak;
+  }
+  /// Of the four lanes that share a token.
+  __device__ static float meet_lanes(float peak) {
+    peak = fmaxf(peak, __shfl_xor_sync(0xFFFFFFFFu, peak, 1));
+    return fmaxf(peak, __shfl_xor_sync(0xFFFFFFFFu, peak, 2));
+  }
+
+  template <ScaleFormat format>
+  __device__ __forceinline__ void quantise(const LargeSums<pieces>& sums, int& turn) {
+    GroupScale<format> scales[2][pieces][slabs_a_piece];
+    const bool by_slab = out_.quantisation.group == columns_a_slab;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float largest = 0.0f;
+#pragma unroll
+      for (int p = 0; p < pieces; ++p) {
+#pragma unroll
+        for (int s = 0; s < slabs_a_piece; ++s) {
+          const float peak = slab(p, s) < tile_has_ ? meet_lanes(peak_of(sums.piece[p], s, half)) : 0.0f;
+          if (by_slab) scales[half][p][s] = GroupScale<format>::of(peak);
+          largest = fmaxf(largest, peak);
+        }
+      }
+      if (by_slab) continue;
+      if constexpr (pieces == 1) tell(largest, turn, half);
+      set_all(scales[half], GroupScale<format>::of(largest));
+    }
+    if constexpr (pieces == 1) {
+      if (!by_slab) {
+        cutlass::arch::NamedBarrier::sync(Shape::math_threads, 1);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) set_all(scales[half], GroupScale<format>::of(told(turn, half)));
+        turn ^= 1;
+      }
+    }
+    if (!any()) return;
+    store_scales<format>(scales, by_slab);
+#pragma unroll
+    for (int p = 0; p < pieces; ++p) store_codes<format>(sums.piece[p], p, scales);
+  }
+
+  template <ScaleFormat format>
+  __device__ static void set_all(GroupScale<format> (&scales)[pieces][slabs_a_piece], const GroupScale<format>& scale) {
+#pragma unroll
+    for (int p = 0; p < pieces; ++p) {
+#pragma unroll
+      for (int s = 0; s < slabs_a_piece; ++s) scales[p][s] = scale;
+    }
+  }
+
+  __device__ void tell(float peak, int turn, int half) const {
+    if (me_.lane() % 4 == 0) shared_.peaks[turn][me_.warpgroup][token(half)] = peak;
+  }
+  __device__ float told(int turn, int half) const {
+    float peak = 0.0f;
+#pragma unroll
+    for (int w = 0; w < Shape::warpgroups; ++w) peak = fmaxf(peak, shared_.peaks[turn][w][token(half)]);
+    return peak;
+  }
+
+  /// A lane of the four of a token stores a scale of each group that begins in the warpgroup's part of the tile.
+  template <ScaleFormat format>
+  __device__ void store_scales(const GroupScale<format> (&scales)[2][pieces][slabs_a_piece], bool by_slab) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (me_.lane() % 4 != 0 || !real(half)) continue;
+      std::byte* to = out_.scales + flat(token(half)) * out_.scale_stride;
+#pragma unroll
+      for (int p = 0; p < pieces; ++p) {
+#pragma unroll
+        for (int s = 0; s < slabs_a_piece; ++s) {
+          const int number = slab(p, s);
+          if (number >= tile_has_ || (!by_slab && number != 0)) continue;
+          const int place = by_slab ? task_.tile * tile_slabs + number : task_.tile;
+          if constexpr (format == ScaleFormat::f32) {
+            reinterpret_cast<float*>(to)[place] = scales[half][p][s].scale;
+          } else {
+            to[place] = static_cast<std::byte>(scales[half][p][s].byte);
+          }
+        }
+      }
+    }
+  }
+
+  /// The codes of a piece: 64 columns of each token.
+  template <ScaleFormat format>
+  __device__ __forceinline__ void store_codes(const float (&sum)[64], int p,
+                                              const GroupScale<format> (&scales)[2][pieces][slabs_a_piece]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int s = 0; s < slabs_a_piece; ++s) {
+#pragma unroll
+        for (int i = 0; i < pairs_a_slab; ++i) {
+          const float* values = sum + pair(s, i, half);
+          const std::uint32_t codes = codes_of_pair(scales[half][p][s], values[0], values[1]);
+          std::byte* to = staged_.place(me_.lane() / 4 + 8 * half, columns_a_slab * s + 8 * i + me_.column());
+          *reinterpret_cast<std::uint16_t*>(to) = static_cast<std::uint16_t>(codes);
+        }
+      }
+    }
+    const int columns = (tile_has_ - slab(p, 0)) * columns_a_slab;  // of this piece, perhaps none, perhaps more than there are
+    const std::size_t begin = static_cast<std::size_t>((task_.tile * tile_slabs + slab(p, 0)) * columns_a_slab);
+    staged_.take([&](int half, int at, const uint4& value) {
+      const int token = me_.first_of_warp() + me_.lane() / 4 + 8 * half;
+      if (token >= task_.rows || at >= columns) return;
+      *reinterpret_cast<uint4*>(out_.values + flat(token) * out_.value_stride + begin + static_cast<std::size_t>(at)) = value;
+    });
+  }
+
+  Shared<Shape>& shared_;
+  StagedRows<Shape> staged_;
+  const ActivatedStore& out_;
+  const Task& task_;
+  const LargePosition& me_;
+  int tile_has_;
+  float weight_[2] = {1.0f, 1.0f};  ///< of the thread's tokens
+};
+
+}  // namespace heddle::sm90

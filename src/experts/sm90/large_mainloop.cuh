@@ -1,0 +1,200 @@
+// The main loop of large row blocks: a math warpgroup multiplies 64 tokens with weights, both in shared memory.
+//
+// The order of sums is the one of mainloop.cuh, and so are the bits: 128 of K in the tensor cores, then a promotion,
+// total = fmaf(partial, token scale x weight scale, total). While one warpgroup promotes, the other one multiplies.
+#pragma once
+
+#include <cstdint>
+
+#include "experts/sm90/call.hpp"
+#include "experts/sm90/product.cuh"
+#include "experts/sm90/shared.cuh"
+#include "experts/sm90/widen.hpp"
+
+namespace heddle::sm90 {
+
+/// Where a math thread stands in a row block: whose tokens and which weights its warpgroup has.
+struct LargePosition {
+  int warpgroup;
+  int thread;       ///< of 128
+  int first_token;  ///< of the warpgroup
+  int first_piece;  ///< of the two halves of a tile
+
+  /// With more than 64 tokens a warpgroup has its own 64 of them and both halves, else all tokens and a half.
+  __device__ LargePosition(bool all_pieces)
+      : warpgroup(static_cast<int>(threadIdx.x) / warpgroup_threads),
+        thread(static_cast<int>(threadIdx.x) % warpgroup_threads),
+        first_token(all_pieces ? 64 * warpgroup : 0),
+        first_piece(all_pieces ? 0 : warpgroup) {}
+
+  __device__ int warp() const { return thread / warp_threads; }
+  __device__ int lane() const { return thread % warp_threads; }
+  __device__ int first_of_warp() const { return first_token + 16 * warp(); }
+  /// The first of the thread's two tokens; the other one is 8 behind it.
+  __device__ int token() const { return first_of_warp() + lane() / 4; }
+  /// Of its columns in each eight, which are two.
+  __device__ int column() const { return lane() % 4 * 2; }
+};
+
+/// Weight rows of a piece: two slabs, the N side of an instruction.
+inline constexpr int slabs_a_piece = 2;
+
+/// Sums of one warpgroup as the tensor cores hold them: value [4 j + v] of a piece is token 16 warp + lane / 4 + 8 (v / 2) and
+/// weight row 8 j + 2 (lane % 4) + v % 2.
+template <int pieces>
+struct LargeSums {
+  float piece[pieces][64];
+};
+
+template <class Shape>
+struct LargeRings {
+  RingPosition<Shape::widens ? Shape::operand_stages : Shape::weight_stages> operands;
+  RingPosition<Shape::row_stages> rows;
+};
+
+/// One warpgroup's work on one task. `pieces` is 2 for its own 64 tokens and all weights, 1 for all tokens and a half.
+template <class Shape, int pieces>
+class LargeLoop {
+ public:
+  __device__ LargeLoop(Shared<Shape>& shared, LargeRings<Shape>& at, const WeightPlan& plan, const LargePosition& me, int tile_has,
+                       TokenScales scales)
+      : shared_(shared), at_(at), plan_(plan), me_(me), tile_has_(tile_has), scales_(scales) {}
+
+  __device__ __forceinline__ void run(int stages, LargeSums<pieces>& sums) {
+#pragma unroll
+    for (int p = 0; p < pieces; ++p) {
+#pragma unroll
+      for (float& value : sums.piece[p]) value = 0.0f;
+    }
+    if (scales_ == TokenScales::by_32) {
+      for (int stage = 0; stage < stages; ++stage) run_finely(sums);
+    } else if (stepped()) {
+      for (int stage = 0; stage < stages; ++stage) run_stage<true>(sums);
+    } else {
+      for (int stage = 0; stage < stages; ++stage) run_stage<false>(sums);
+    }
+  }
+
+ private:
+  using Partial = float[64];
+  /// What a partial sum is multiplied by: [of the two tokens][gate, up: weight rows of even and odd eights].
+  struct Factors {
+    float of[2][2];
+  };
+
+  template <bool stepped>
+  __device__ __forceinline__ void run_stage(LargeSums<pieces>& sums) {
+    Partial partial;
+    wait();
+#pragma unroll
+    for (int p = 0; p < pieces; ++p) {
+      begin(partial);
+#pragma unroll
+      for (int which = 0; which < instructions_a_panel; ++which) multiply_panels(partial, tokens(), weights(p), which, which == 0);
+      cute::warpgroup_commit_batch();
+      const Factors factors = factors_of(p, 0);
+      finish(partial);
+      const int stage = at_.operands.stage;
+      if (p == pieces - 1 && !stepped) leave();
+      promote<stepped>(partial, factors, stage, p, sums.piece[p]);
+      if (p == pieces - 1 && stepped) leave();
+    }
+  }
+
+  /// Groups of 32: a promotion each.
+  __device__ __forceinline__ void run_finely(LargeSums<pieces>& sums) {
+    Partial partial;
+    wait();
+#pragma unroll
+    for (int p = 0; p < pieces; ++p) {
+#pragma unroll 1
+      for (int group = 0; group < instructions_a_panel; ++group) {
+        begin(partial);
+        multiply_panels(partial, tokens(), weights(p), group, true);
+        cute::warpgroup_commit_batch();
+        finish(partial);
+        const Factors factors = factors_of(p, group);
+        if (stepped()) {
+          promote<true>(partial, factors, at_.operands.stage, p, sums.piece[p]);
+        } else {
+          promote<false>(partial, factors, at_.operands.stage, p, sums.piece[p]);
+        }
+      }
+    }
+    leave();
+  }
+
+  __device__ bool stepped() const { return weight_scale(Shape::kind) == WeightScale::by_step && plan_.step_exponents; }
+
+  __device__ void wait() const {
+    shared_.operand_ring().wait_full(at_.operands);
+    shared_.row_ring.wait_full(at_.rows);
+  }
+  /// The tensor cores have read the stage, this warp's scales are in registers.
+  __device__ void leave() {
+    __syncwarp();
+    if (me_.lane() == 0) {
+      shared_.operand_ring().leave(at_.operands);
+      shared_.row_ring.leave(at_.rows);
+    }
+    at_.operands.advance();
+    at_.rows.advance();
+  }
+
+  __device__ std::uint64_t tokens() const { return panel_descriptor(shared_.rows[at_.rows.stage] + me_.first_token * panel_bytes); }
+  __device__ std::uint64_t weights(int p) const {
+    return panel_descriptor(shared_.operands(at_.operands.stage) + (me_.first_piece + p) * slabs_a_piece * slab_rows * panel_bytes);
+  }
+  __device__ static void begin(Partial& partial) {
+    hold(partial);
+    cute::warpgroup_arrive();
+  }
+  __device__ static void finish(Partial& partial) {
+    cute::warpgroup_wait<0>();
+    hold(partial);
+  }
+
+  __device__ Factors factors_of(int p, int group) const {
+    const float* scales = shared_.scales[at_.rows.stage] + group * Shape::most_tokens + me_.token();
+    const float token[2] = {scales[0], scales[8]};
+    if constexpr (weight_scale(Shape::kind) != WeightScale::by_block) {
+      return {{{token[0], token[0]}, {token[1], token[1]}}};
+    } else {  // the slabs of a piece are of one block of 128 rows, of gate and of up
+      const int slab = min((me_.first_piece + p) * slabs_a_piece, tile_has_ - 1);
+      const RowPair block = block_scales(shared_.operands(at_.operands.stage) + plan_.scales_offset(tile_has_, slab));
+      return {{{token[0] * block.low, token[0] * block.high}, {token[1] * block.low, token[1] * block.high}}};
+    }
+  }
+
+  /// Powers of two of the step for two weight rows.
+  __device__ RowPair step_pair(int stage, int p, int row) const {
+    const auto both = detail::load<std::uint16_t>(shared_.operands(stage) + Shape::operand_bytes +
+                                                  (me_.first_piece + p) * slabs_a_piece * slab_rows + row);
+    return {float_from_bits((both & 0xFFu) << 23), float_from_bits((both & 0xFF00u) << 15)};
+  }
+
+  template <bool stepped>
+  __device__ __forceinline__ void promote(const Partial& partial, const Factors& factors, int stage, int p,
+                                          float (&total)[64]) const {
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      RowPair step = {1.0f, 1.0f};
+      if constexpr (stepped) step = step_pair(stage, p, 8 * j + me_.column());
+#pragma unroll
+      for (int v = 0; v < 4; ++v) {
+        float factor = factors.of[v / 2][j % 2];
+        if constexpr (stepped) factor *= v % 2 == 0 ? step.low : step.high;
+        total[4 * j + v] = __fmaf_rn(partial[4 * j + v], factor, total[4 * j + v]);
+      }
+    }
+  }
+
+  Shared<Shape>& shared_;
+  LargeRings<Shape>& at_;
+  const WeightPlan& plan_;
+  const LargePosition& me_;
+  int tile_has_;
+  TokenScales scales_;
+};
+
+}  // namespace heddle::sm90
