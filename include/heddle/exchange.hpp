@@ -37,6 +37,21 @@ enum class GatherMode : std::uint8_t {
   tensor_parallel,  ///< every rank has every token already; nothing is sent, the sum is an all-reduce
 };
 
+/// How many row blocks the fused layer's rings hold.
+enum class RingSize : std::uint8_t {
+  live,  ///< those that can be live at once; rows wait for room
+  full,  ///< all that can arrive; nothing ever waits for room
+};
+
+/// What only the fused layer (Way::mega) is sized by.
+struct MegaOptions {
+  int intermediate = 0;                     ///< D of the routed experts
+  int shared_intermediate = 0;              ///< of the shared expert that runs inside; 0: none does
+  Activation activation = Activation::fp8;  ///< of rows between the GEMMs
+  int block_rows = 128;                     ///< rows of a row block: a multiple of 8, 8 to 256. Never changes a bit.
+  RingSize ring = RingSize::live;
+};
+
 std::string_view name(Way way);
 std::string_view name(ArrivedLayout layout);
 
@@ -54,13 +69,14 @@ struct ExchangeOptions {
   Reduce reduce = Reduce::rank;  ///< elastic only
   bool cpu_sync = false;         ///< elastic only: the host waits for the count, outputs get their exact size
   GatherMode gather = GatherMode::padded;
-  int workers = 1;       ///< threads a rank in the protocols
+  int workers = 1;       ///< threads a rank in the protocols; mega: in each role
   int queue_rows = 256;  ///< normal only: rows a queue between two ranks holds
   int chunk_rows = 32;   ///< normal only: rows a publish covers
   /// gather (padded, both wires bf16): in steps of up to so many tokens a rank, rows travel as words with the flag beside the data,
   /// which takes twice the bytes and a flight less: faster up to about 32 tokens. 0: never. At most the cap.
   int tagged_tokens = 0;
   std::vector<std::size_t> extra_payloads;  ///< one_sided only: bytes a row (multiples of 16) of up to three more payloads
+  MegaOptions mega;                         ///< mega only
 };
 
 /// The layout a way hands over without further copies.
@@ -74,6 +90,7 @@ struct ExchangeMemory {
   std::size_t dispatch = 0;
   std::size_t combine = 0;
   std::size_t outputs = 0;          ///< the all-gather of outputs under tensor-parallel attention
+  std::size_t mega_words = 0;       ///< words of the fused layer that its own rank alone reaches
   std::size_t tagged_dispatch = 0;  ///< rows as words, on their way out
   std::size_t tagged_combine = 0;   ///< and home
   void include(const ExchangeMemory& other);
@@ -165,9 +182,9 @@ class Exchange {
   }
 };
 
-/// A way over a workspace of at least memory.heap_bytes(ranks), where `memory` includes this way's own
-/// needs and is the same for all ways that share the workspace, on all ranks. Ways may follow each other there in
-/// any order, a round trip at a time. Memory for rows is made here, except by ways whose host waits for exact sizes
+/// A way (all but mega, which is a whole layer: MoeLayer) over a workspace of at least memory.heap_bytes(ranks), where `memory`
+/// includes this way's own needs and is the same for all ways that share the workspace, on all ranks. Ways may follow each other
+/// there in any order, a round trip at a time. Memory for rows is made here, except by ways whose host waits for exact sizes
 /// (normal, elastic with cpu_sync). Throws InputError.
 std::unique_ptr<Exchange> create_exchange(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory);
 

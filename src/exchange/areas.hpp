@@ -1,4 +1,4 @@
-// Where a way's data lies in every rank's part: header | words | dispatch | combine | outputs.
+// Where a way's data lies in every rank's part: header | words | dispatch | combine | outputs, and words of single ways behind.
 // All ways that share a workspace use the same three data areas, so that a round trip of one way may
 // follow that of another: words carry epochs, and what protects an area protects it whatever the way.
 //
@@ -24,7 +24,8 @@ struct Areas {
   std::size_t words = heap_header_bytes;
   std::size_t dispatch = 0;
   std::size_t combine = 0;
-  std::size_t outputs = 0;  ///< behind them rows as words, see ExchangeMemory::tagged_dispatch
+  std::size_t outputs = 0;     ///< behind them words of the fused layer, then rows as words (ExchangeMemory)
+  std::size_t mega_words = 0;  ///< where nothing but words ever lies
   std::size_t end = 0;
 };
 
@@ -56,7 +57,8 @@ constexpr Areas place_areas(int ranks, std::size_t dispatch_bytes, std::size_t c
   areas.dispatch = areas.words + word_area_bytes(ranks);
   areas.combine = areas.dispatch + align_up(dispatch_bytes, 128);
   areas.outputs = areas.combine + align_up(combine_bytes, 128);
-  areas.end = areas.outputs + align_up(output_bytes, 128);
+  areas.mega_words = areas.outputs + align_up(output_bytes, 128);
+  areas.end = areas.mega_words;
   return areas;
 }
 

@@ -11,6 +11,7 @@
 #include "exchange/normal/layout.hpp"
 #include "exchange/one_sided/layout.hpp"
 #include "heddle/exchange.hpp"
+#include "mega/options.hpp"
 
 namespace heddle {
 
@@ -48,9 +49,9 @@ ArrivedLayout default_layout(Way way) {
   switch (way) {
     case Way::normal:
     case Way::elastic:
+    case Way::mega:
       return ArrivedLayout::contiguous;
     case Way::low_latency:
-    case Way::mega:
       return ArrivedLayout::masked;
     case Way::gather:
     case Way::one_sided:
@@ -82,7 +83,7 @@ RowFormat returned_format(const ExchangeOptions& options) {
 
 Areas areas_of(const ExchangeMemory& memory, int ranks) {
   Areas areas = place_areas(ranks, memory.dispatch, memory.combine, memory.outputs);
-  areas.end += align_up(memory.tagged_dispatch, 128) + align_up(memory.tagged_combine, 128);
+  areas.end += align_up(memory.mega_words, 128) + align_up(memory.tagged_dispatch, 128) + align_up(memory.tagged_combine, 128);
   return areas;
 }
 
@@ -110,8 +111,6 @@ void check_numbers(const ExchangeOptions& options) {
 
 void check_options(const ExchangeOptions& options) {
   const auto refuse = [](const std::string& text) { throw InputError(text); };
-  if (options.way == Way::mega)
-    refuse("mega is one fused kernel, not an exchange; choose gather, normal, low_latency, elastic or one_sided");
   if (options.hidden < 64 || options.hidden % 64 != 0)
     refuse(fmt::format("hidden size {} is not a positive multiple of 64", options.hidden));
   if (options.topk < 1) refuse(fmt::format("top-k is {}, at least 1 is needed", options.topk));
@@ -153,6 +152,7 @@ void check_options(const ExchangeOptions& options) {
     }
   }
   check_numbers(options);
+  if (options.way == Way::mega) check_mega(options);
   check_row_format(wire_format(options));
   check_row_format(returned_format(options));
 }
@@ -200,8 +200,12 @@ ExchangeMemory exchange_memory(const ExchangeOptions& options) {
       memory = memory_of(layout);
       break;
     }
-    case Way::mega:
+    case Way::mega: {
+      const MegaLayout layout = make_mega_layout(options, options.workers, {});
+      memory = memory_of(layout);
+      memory.mega_words = layout.word_bytes();
       break;
+    }
   }
   AllGatherLayout all_gather;
   all_gather.shape = shape_of(options);
@@ -214,6 +218,7 @@ void ExchangeMemory::include(const ExchangeMemory& other) {
   dispatch = std::max(dispatch, other.dispatch);
   combine = std::max(combine, other.combine);
   outputs = std::max(outputs, other.outputs);
+  mega_words = std::max(mega_words, other.mega_words);
   tagged_dispatch = std::max(tagged_dispatch, other.tagged_dispatch);
   tagged_combine = std::max(tagged_combine, other.tagged_combine);
 }
@@ -245,6 +250,12 @@ std::string describe(const ExchangeOptions& options) {
   line("chunk_rows", options.chunk_rows);
   line("tagged_tokens", options.tagged_tokens);
   for (const std::size_t bytes : options.extra_payloads) line("extra_payload", bytes);
+  if (options.way != Way::mega) return text;
+  line("intermediate", options.mega.intermediate);
+  line("shared_intermediate", options.mega.shared_intermediate);
+  line("activation", static_cast<int>(options.mega.activation));
+  line("block_rows", options.mega.block_rows);
+  line("ring", options.mega.ring == RingSize::full ? "full" : "live");
   return text;
 }
 
@@ -264,7 +275,7 @@ std::unique_ptr<Exchange> create_exchange(Workspace& workspace, const ExchangeOp
     case Way::mega:
       break;
   }
-  throw InputError("unknown way");
+  throw InputError("mega is a whole layer in one, not an exchange whose rows somebody else computes; create a MoeLayer");
 }
 
 }  // namespace heddle

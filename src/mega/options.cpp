@@ -1,0 +1,52 @@
+#include "mega/options.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "exchange/host_exchange.hpp"
+
+namespace heddle {
+
+void check_mega(const ExchangeOptions& options) {
+  const auto refuse = [](const std::string& text) { throw InputError("mega: " + text); };
+  const MegaOptions& mega = options.mega;
+  if (options.weight_at == WeightAt::combine)
+    refuse(
+        "weight_at = combine: results are summed without weights, which were applied at the activation; take weight_at = "
+        "activation");
+  if (options.combine_wire != Wire::bf16)
+    refuse("results travel as bf16, straight from the product into their slots; take combine_wire = bf16");
+  if (mega.intermediate < 64 || mega.intermediate % 64 != 0)
+    refuse(fmt::format("intermediate size {} is not a positive multiple of 64", mega.intermediate));
+  if (mega.shared_intermediate < 0 || mega.shared_intermediate % 64 != 0)
+    refuse(fmt::format("the shared expert's intermediate size {} is not a multiple of 64", mega.shared_intermediate));
+  if (mega.block_rows < 8 || mega.block_rows > 256 || mega.block_rows % 8 != 0)
+    refuse(fmt::format("row blocks of {} rows; multiples of 8 from 8 to 256 are possible", mega.block_rows));
+  const MegaLayout layout = make_mega_layout(options, options.workers, {});
+  const auto tasks_a_block = static_cast<std::size_t>(layout.gemm1_tasks() + layout.gemm2_tasks());
+  const std::size_t blocks = worst_blocks(layout.shape, mega.block_rows);
+  constexpr std::size_t most = std::numeric_limits<std::int32_t>::max();
+  if (blocks > most / (tasks_a_block + 1) || blocks > most / (2 * static_cast<std::size_t>(mega.block_rows))) {
+    refuse(
+        fmt::format("up to {} row blocks of {} tasks each, or {} rows, are beyond numbers of 32 bits; take a smaller cap than {}",
+                    blocks, tasks_a_block, mega.block_rows, options.cap));
+  }
+}
+
+MegaLayout make_mega_layout(const ExchangeOptions& options, int workers, const Areas& areas) {
+  auto layout = make_layout<MegaLayout>(options, areas);
+  const MegaOptions& mega = options.mega;
+  layout.activated = {mega.intermediate, mega.activation, options.quantisation};
+  layout.shared = {mega.shared_intermediate, mega.activation, options.quantisation};
+  layout.has_shared = mega.shared_intermediate > 0;
+  layout.block_rows = mega.block_rows;
+  layout.lag = lag_of(workers, layout.gemm1_tasks());
+  const std::size_t all = std::max<std::size_t>(worst_blocks(layout.shape, mega.block_rows), 1);
+  const auto live = static_cast<std::size_t>(live_blocks(layout.lag, layout.shape.max_local_experts));
+  layout.ring_blocks = static_cast<int>(mega.ring == RingSize::full ? all : std::min(live, all));
+  return layout;
+}
+
+}  // namespace heddle
