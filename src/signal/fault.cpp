@@ -50,6 +50,22 @@ WordText word_text(WordKind kind) {
       return {"one_sided combine", "ready flag"};
     case WordKind::all_gather_arrived:
       return {"all-gather of the outputs", "arrival flag"};
+    case WordKind::mega_announced:
+      return {"mega dispatch", "announcement"};
+    case WordKind::mega_row_count:
+      return {"mega dispatch", "row count, at most the cap, of local expert"};
+    case WordKind::mega_counted:
+      return {"mega tasks", "row counts of this rank's experts"};
+    case WordKind::mega_filled:
+      return {"mega tasks", "arrived rows of ring block"};
+    case WordKind::mega_freed:
+      return {"mega dispatch", "finished tasks that free ring block"};
+    case WordKind::mega_step:
+      return {"mega tasks", "activations of ring block"};
+    case WordKind::mega_shared_step:
+      return {"mega tasks", "shared expert's activations of row block"};
+    case WordKind::mega_ready:
+      return {"mega combine", "ready flag"};
   }
   return {"unknown phase", "unknown word"};
 }

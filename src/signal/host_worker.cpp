@@ -37,8 +37,9 @@ bool HostWorker::begin() {
   return !aborted();
 }
 
-void HostWorker::fail(const WordName& name, std::uint64_t expected, std::uint64_t seen) {
+bool HostWorker::fail(const WordName& name, std::uint64_t expected, std::uint64_t seen) {
   raise_abort(team_.heap, {name, team_.heap.rank, expected, seen});
+  return false;
 }
 
 Ticket HostWorker::copy_row(std::byte* to, const std::byte* from, const RowFormat& format) {
@@ -83,23 +84,35 @@ void HostWorker::publish(Word* word, std::uint32_t value) {
   ring(*team_.heap.at<HeapHeader>(owner, 0));
 }
 
-template <class Arrived>
+void HostWorker::start_count(Word* word) {
+  verb();
+  std::atomic_ref<Word>(*word).store(pack_word(epoch_, 0), std::memory_order_relaxed);
+}
+
+std::uint32_t HostWorker::add(Word* word, std::uint32_t n) {
+  verb();
+  const Word before = std::atomic_ref<Word>(*word).fetch_add(n, std::memory_order_acq_rel);
+  ring(*team_.heap.mine<HeapHeader>(0));
+  return word_value(before);
+}
+
+template <class Arrived, class Moved>
 bool HostWorker::wait(const Word* word, const WordName& name, std::uint64_t expected, std::chrono::nanoseconds longest,
-                      Arrived arrived) {
+                      Arrived arrived, Moved moved) {
   const std::atomic_ref<Word> atomic(*const_cast<Word*>(word));
   for (int look = 0; look < team_.spins; ++look) {
     if (arrived(atomic.load(std::memory_order_acquire))) return true;
   }
   auto since = Clock::now();
-  std::uint64_t moved = progress();
   const Doorbell bell(*team_.heap.mine<HeapHeader>(0));
+  auto last = moved(bell.read());
   for (;;) {
     const std::uint32_t rung = bell.read();
     const Word seen = atomic.load(std::memory_order_acquire);
     if (arrived(seen)) return true;
     if (aborted()) return false;
-    if (name.kind == WordKind::team && progress() != moved) {
-      moved = progress();
+    if (const auto now = moved(rung); now != last) {
+      last = now;
       since = Clock::now();
     }
     const auto left = longest - (Clock::now() - since);
@@ -117,6 +130,13 @@ bool HostWorker::acquire_at_least(const Word* word, const WordName& name, std::u
     value = word_value(seen);
     return word_tag(seen) == epoch_ && value >= least;
   });
+}
+
+bool HostWorker::acquire_own(const Word* word, const WordName& name, std::uint32_t least) {
+  verb();
+  return wait(
+      word, name, pack_word(epoch_, least), 2 * team_.deadline,
+      [&](Word seen) { return word_tag(seen) == epoch_ && word_value(seen) >= least; }, [](std::uint32_t rung) { return rung; });
 }
 
 bool HostWorker::peek(const Word* word, std::uint32_t& value) {
@@ -171,7 +191,9 @@ bool HostWorker::team_barrier() {
   ring(*header);
   const WordName name{WordKind::team, team_.heap.rank, -1};
   // Longer than any word's deadline: a fellow worker that waits for another rank names that rank first.
-  return wait(&header->team, name, target, 2 * team_.deadline, [target](Word seen) { return seen >= target; });
+  return wait(
+      &header->team, name, target, 2 * team_.deadline, [target](Word seen) { return seen >= target; },
+      [this](std::uint32_t) { return progress(); });
 }
 
 bool HostWorker::last_of_team() {

@@ -82,6 +82,10 @@ class HostWorker : public OneLane<HostWorker> {
   bool acquire(const Word* word, const WordName& name, std::uint32_t& value) { return acquire_at_least(word, name, 0, value); }
   bool acquire_at_least(const Word* word, const WordName& name, std::uint32_t least, std::uint32_t& value);
   bool peek(const Word* word, std::uint32_t& value);
+  void start_count(Word* word);
+  std::uint32_t add(Word* word, std::uint32_t n);
+  bool acquire_own(const Word* word, const WordName& name, std::uint32_t least);
+  bool fail(const WordName& name, std::uint64_t expected, std::uint64_t seen);
   template <class To>
   void send_tagged(int n, To to, const std::byte* from, int words, const RowPart&) {
     send_tagged_values(n, to, words, [from](int i) {
@@ -156,11 +160,15 @@ class HostWorker : public OneLane<HostWorker> {
   bool aborted() const;
   /// Waits until a word carries this call's tag; orders nothing.
   bool take_word(const Word* word, const WordName& name, std::uint32_t& value);
-  void fail(const WordName& name, std::uint64_t expected, std::uint64_t seen);
-  /// Looks again and again, asleep in between, until `arrived` holds; false on abort or deadline. For the team the clock
-  /// starts anew whenever a fellow worker has noted progress.
+  /// Looks again and again, asleep in between, until `arrived` holds; false on abort or deadline. The clock starts anew
+  /// whenever moved(doorbell as read) gives another number: fellow workers get on.
+  template <class Arrived, class Moved>
+  bool wait(const Word* word, const WordName& name, std::uint64_t expected, std::chrono::nanoseconds longest, Arrived arrived,
+            Moved moved);
   template <class Arrived>
-  bool wait(const Word* word, const WordName& name, std::uint64_t expected, std::chrono::nanoseconds longest, Arrived arrived);
+  bool wait(const Word* word, const WordName& name, std::uint64_t expected, std::chrono::nanoseconds longest, Arrived arrived) {
+    return wait(word, name, expected, longest, arrived, [](std::uint32_t) { return 0; });
+  }
   std::uint64_t progress() const { return std::atomic_ref<std::uint64_t>(team_.progress).load(std::memory_order_relaxed); }
   void start_sum(int hidden);
   void add_to_sum(const SumTerm& term, const SumFormat& format);

@@ -38,6 +38,14 @@ enum class WordKind : std::uint32_t {
   one_sided_arrived,
   one_sided_ready,
   all_gather_arrived,
+  mega_announced,
+  mega_row_count,
+  mega_counted,
+  mega_filled,
+  mega_freed,
+  mega_step,
+  mega_shared_step,
+  mega_ready,
 };
 
 /// A word in an error: its kind, the rank that should write it and an index (an expert, a row).

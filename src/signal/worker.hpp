@@ -108,6 +108,13 @@ struct LastTerm {
 //   w.acquire(word, name, v)   waits until the word carries this epoch, then v = its value (acquire)
 //   w.acquire_at_least(word, name, least, v)   likewise, and until the value is at least `least`
 //   w.peek(word, v)            as acquire without waiting: false if the word is not of this epoch
+//   w.start_count(word)        the counter becomes this call's, at 0; ordered by publish. By one lane, inside of spread
+//   w.add(word, n)             adds to a counter of this call in this rank's own part; returns what it was. Orders every earlier
+//                              write of this worker before, and what earlier adders wrote, after
+//   w.acquire_own(word, name, least)   as acquire_at_least, of a word that fellow workers of this rank write: waits twice as long,
+//                              anew whenever something in this rank's part changes, so that who waits for another rank names it
+//                              first
+//   w.fail(name, expected, seen)   gives up for all, over a value that cannot be; returns false
 //   w.send_tagged(n, to, from, words, part)  a row to the words to(i) for i < n (null: left out): four bytes and this call's tag in
 //                              each, in no order; an even number of words, at places where nothing else is ever written
 //   w.send_tagged_values(n, to, count, value)  likewise value(i), four bytes, for i < count
@@ -158,6 +165,15 @@ concept Worker = requires(W& w, Word* word, const Word* seen, std::uint32_t& val
   { w.peek(seen, value) } -> std::convertible_to<bool>;
   w.note_progress();
   { w.team_barrier() } -> std::convertible_to<bool>;
+};
+
+/// One whose rank's workers count together: what the fused layer needs beside.
+template <class W>
+concept CountingWorker = Worker<W> && requires(W& w, Word* word, const WordName& name) {
+  w.start_count(word);
+  { w.add(word, 1u) } -> std::convertible_to<std::uint32_t>;
+  { w.acquire_own(word, name, 1u) } -> std::convertible_to<bool>;
+  { w.fail(name, 0u, 0u) } -> std::convertible_to<bool>;
 };
 
 }  // namespace heddle
