@@ -80,6 +80,7 @@ void add_steps(const std::string& name, const StepRegion& region, Map& map) {
 
 void add_data(const MegaLayout& layout, Map& map) {
   const ExchangeShape& shape = layout.shape;
+  for (int pair = 0; pair < shape.cap * shape.topk; ++pair) map.add("slot", layout.slot(pair), layout.returned.row_bytes(), 16);
   for (int token = 0; token < shape.cap; ++token) {
     map.add("input row", layout.row(token), layout.wire.row_bytes(), 16);
     map.add("routing", layout.routing(token), routing_bytes(shape.topk), 16);
@@ -87,8 +88,7 @@ void add_data(const MegaLayout& layout, Map& map) {
       EXPECT_EQ(layout.weight(token * shape.topk + choice),
                 layout.routing(token) + 4 * static_cast<std::size_t>(shape.topk + choice));
     }
-    for (int slot = 0; slot < layout.slots_a_token(); ++slot)
-      map.add("slot", layout.slot(token, slot), layout.returned.row_bytes(), 16);
+    if (layout.has_shared) map.add("shared result", layout.shared_result(token), layout.returned.row_bytes(), 16);
   }
   for (int expert = 0; expert < shape.max_local_experts; ++expert) {
     for (int source = 0; source < shape.ranks; ++source) {

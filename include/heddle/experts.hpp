@@ -146,6 +146,15 @@ class HostExperts {
   void routed(const RowView& rows, int count, int topk, const int* local_ids, const float* weights, RoutedOutput mode,
               ResultRows out, ExpertReport* report = nullptr) const;
 
+  // Parts of one expert, as the fused layer's tasks are cut. Rows and results are those of whole calls, bit for bit.
+
+  /// Columns [128 part, 128 part + 128) of the intermediate size, or what is left of them: GEMM 1 and activation of `count` rows.
+  /// row_weights: one a row, or null for 1. Valid until the calling thread's next call of any runner.
+  RowView activations(const RowView& rows, int count, const float* row_weights, int expert, int part) const;
+  /// Columns [256 part, 256 part + 256) of the hidden size, likewise: GEMM 2 of `count` rows of activations. Row i is written at
+  /// out.values + i * out.stride.
+  void results(const RowView& activations, int count, int expert, int part, ResultRows out) const;
+
   /// Every row through one expert with weight 1, as a shared expert: out [count, H].
   void dense(const RowView& rows, int count, ResultRows out, ExpertReport* report = nullptr, int expert = 0) const;
 

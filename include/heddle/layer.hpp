@@ -21,7 +21,7 @@ namespace heddle {
 enum class SharedMode : std::uint8_t {
   alone,  ///< computed by itself on the rank's own tokens
   fused,  ///< one more expert of every rank, an extra choice of every own token that never travels
-};
+};        // mega runs it inside, as tasks of its own, in either mode; the bits are the same
 
 /// Everything a layer is created with. The same on all ranks.
 struct LayerOptions {
@@ -44,7 +44,9 @@ struct LayerOptions {
   /// Tensor-parallel experts (gather, with Placement::everywhere): every rank holds a slice of every expert's intermediate
   /// size, in multiples of 128, and computes it for all tokens; the sums over ranks make the results.
   bool expert_slices = false;
-  int workers = 1;  ///< protocol threads a rank (host engine)
+  int workers = 1;                 ///< protocol threads a rank (host engine); mega: in each of its two roles
+  int block_rows = 128;            ///< mega only: rows of a row block, a multiple of 8, 8 to 256
+  RingSize ring = RingSize::live;  ///< mega only
 };
 
 /// Where a layer's weights come from: a checkpoint, or anything that can hand out experts by id.
@@ -118,11 +120,13 @@ struct LayerSeat {
   std::function<void()> fail;                                ///< this rank's call ended by an exception
 };
 
+class LayerBody;  // the chain, or the fused layer
+
 /// One layer on one rank. Layers that share a workspace are called one after the other.
 class MoeLayer {
  public:
-  /// Host engine. `memory` is what the workspace was sized for (exchange_memory of this layer's exchange,
-  /// merged with that of the other layers that share it).
+  /// Host engine, any way; mega is the fused layer, without an exchange. `memory` is what the workspace was sized for
+  /// (exchange_memory of this layer's exchange, merged with that of the other layers that share it).
   MoeLayer(Workspace& workspace, const ExchangeMemory& memory, LayerWeights weights, const LayerOptions& options);
   /// Experts on the host, rows moved by the seat's exchange.
   MoeLayer(LayerSeat seat, LayerWeights weights, const LayerOptions& options);
@@ -137,8 +141,7 @@ class MoeLayer {
   const LayerReport& report() const;
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  std::unique_ptr<LayerBody> body_;
 };
 
 }  // namespace heddle

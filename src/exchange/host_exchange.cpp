@@ -19,7 +19,7 @@ std::function<void()>& verb_hook() {
 
 void set_verb_hook(std::function<void()> hook) { verb_hook() = std::move(hook); }
 
-HostExchange::HostExchange(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory)
+HostRank::HostRank(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory)
     : workspace_(workspace), options_(options), shape_(shape_of(options)), hook_(verb_hook()) {
   if (ranks() != workspace.group().ranks()) {
     throw InputError(fmt::format("the placement is for {} ranks, the group has {}", ranks(), workspace.group().ranks()));
@@ -27,7 +27,8 @@ HostExchange::HostExchange(Workspace& workspace, const ExchangeOptions& options,
   const Areas areas = areas_of(memory, ranks());
   const ExchangeMemory own = exchange_memory(options);
   if (areas.end > workspace.bytes() || own.dispatch > memory.dispatch || own.combine > memory.combine ||
-      own.outputs > memory.outputs || own.tagged_dispatch > memory.tagged_dispatch || own.tagged_combine > memory.tagged_combine) {
+      own.outputs > memory.outputs || own.mega_words > memory.mega_words || own.tagged_dispatch > memory.tagged_dispatch ||
+      own.tagged_combine > memory.tagged_combine) {
     throw InputError(fmt::format("way {} needs a workspace of {} bytes a rank, this one has {}", name(options.way),
                                  std::max(areas.end, own.heap_bytes(ranks())), workspace.bytes()));
   }
@@ -45,31 +46,35 @@ HostExchange::HostExchange(Workspace& workspace, const ExchangeOptions& options,
   for (int i = 0; i < options_.workers; ++i) workers_.emplace_back(team_, i);
 }
 
-void HostExchange::run(CallPart part, const Half& half) {
+void HostRank::run(CallPart part, const Half& half) {
+  run_side_by_side(workers_.size(), [&](std::size_t i) {
+    workers_[i].start(part);
+    return half(workers_[i]);
+  });
+}
+
+void HostRank::run_side_by_side(std::size_t n, const std::function<bool(std::size_t)>& task) {
   team_.deadline = workspace_.group().deadline();
   start_team(workspace_.view());
-  std::vector<char> done(workers_.size(), 0);
-  std::vector<std::exception_ptr> errors(workers_.size());
-  const auto attempt = [&](std::size_t i, const auto& task) noexcept {
+  std::vector<char> done(n, 0);
+  std::vector<std::exception_ptr> errors(n);
+  const auto attempt = [&](std::size_t i, const auto& work) noexcept {
     try {
-      task();
+      work();
     } catch (...) {
       errors[i] = std::current_exception();
       raise_abort(workspace_.view(), {{WordKind::failed, -1, -1}, rank(), 0, 0});  // nobody shall wait for this rank
     }
   };
-  const auto work = [&](std::size_t i) {
-    workers_[i].start(part);
-    done[i] = half(workers_[i]) ? 1 : 0;
-  };
+  const auto work = [&](std::size_t i) { done[i] = task(i) ? 1 : 0; };
   {
     std::vector<std::jthread> threads;
     attempt(0, [&] {
       try {
-        for (std::size_t i = 1; i < workers_.size(); ++i) threads.emplace_back([&, i] { attempt(i, [&] { work(i); }); });
+        for (std::size_t i = 1; i < n; ++i) threads.emplace_back([&, i] { attempt(i, [&] { work(i); }); });
       } catch (const std::system_error& error) {
         throw InputError(fmt::format("rank {} cannot start worker {} of {}: {}; take fewer workers, or allow more threads", rank(),
-                                     threads.size() + 1, workers_.size(), error.code().message()));
+                                     threads.size() + 1, n, error.code().message()));
       }
       work(0);
     });
@@ -82,12 +87,12 @@ void HostExchange::run(CallPart part, const Half& half) {
   if (failed) workspace_.throw_if_aborted();
 }
 
-void HostExchange::refuse(const InputError& error, int expected, int seen) {
+void HostRank::refuse(const InputError& error, int expected, int seen) {
   workspace_.refuse(static_cast<std::uint64_t>(expected), static_cast<std::uint64_t>(seen));
   throw InputError(error);
 }
 
-void HostExchange::accept(const ExchangeInput& input, const Step& step) {
+void HostRank::accept(const ExchangeInput& input, const Step& step) {
   workspace_.throw_if_aborted();
   if (step.max_tokens > most_tokens_) {
     throw InputError(
@@ -117,7 +122,7 @@ void HostExchange::accept(const ExchangeInput& input, const Step& step) {
   order_.dispatch(false);
 }
 
-void HostExchange::accept(const CombineOutput& output) {
+void HostRank::accept(const CombineOutput& output) {
   order_.need_dispatch(false, name(options_.way));
   order_.combine(false);
   if (input_.tokens > 0 && (tensor_parallel() ? output.all_out : output.out) == nullptr) {
@@ -133,7 +138,7 @@ void HostExchange::accept(const CombineOutput& output) {
   }
 }
 
-void HostExchange::share_outputs(const CombineOutput& output) {
+void HostRank::share_outputs(const CombineOutput& output) {
   if (output.all_out == nullptr || tensor_parallel()) return;
   run(CallPart::combine, [&](HostWorker& w) {
     return all_gather_rows(w, all_gather_, output.first, input_.tokens, output.all_tokens, output.out, output.all_out);
@@ -141,14 +146,12 @@ void HostExchange::share_outputs(const CombineOutput& output) {
   for (int d = 0; d < ranks(); ++d) count_rows(d, input_.tokens, all_gather_.row_bytes());
 }
 
-void HostExchange::count_rows(int peer, std::int64_t rows, std::size_t bytes_a_row) {
+void HostRank::count_rows(int peer, std::int64_t rows, std::size_t bytes_a_row) {
   if (!workspace_.live()[static_cast<std::size_t>(peer)]) return;
   const auto n = static_cast<std::uint64_t>(rows);
   (peer == rank() ? traffic_.local_rows : traffic_.remote_rows) += n;
   (peer == rank() ? traffic_.local_bytes : traffic_.remote_bytes) += n * bytes_a_row;
 }
-
-ExchangeTraffic HostExchange::take_traffic() { return std::exchange(traffic_, {}); }
 
 int count_pairs(const Arrived& arrived, int topk) {
   const std::int32_t* begin = arrived.local_ids;

@@ -1,8 +1,9 @@
-// What the five ways share on the host: workers, checks of the input, the options as layouts need them.
+// What the ways share on the host: workers, checks of the input, the options as layouts need them.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "exchange/all_gather.hpp"
@@ -68,15 +69,17 @@ class HostNumbering {
   Array<std::int32_t> numbers_, totals_, before_;
 };
 
-class HostExchange : public Exchange {
+/// One rank's side of a call, whatever is done in it: its workers, its checks, its accounts.
+class HostRank {
  public:
-  HostExchange(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory);
-  ExchangeTraffic take_traffic() override;
+  HostRank(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory);
 
  protected:
   using Half = std::function<bool(HostWorker&)>;
   /// Runs a half on all workers; throws the fault if one gave up, and what one threw.
   void run(CallPart part, const Half& half);
+  /// The same of n tasks, each on a thread of its own, the first on this one. Before: nobody is in a barrier of this rank.
+  void run_side_by_side(std::size_t n, const std::function<bool(std::size_t)>& task);
   /// Checks the input before anything is written. What all ranks see alike is thrown alike; what only
   /// this rank sees also ends the others' waits.
   void accept(const ExchangeInput& input, const Step& step);
@@ -93,6 +96,10 @@ class HostExchange : public Exchange {
   int ranks() const { return shape_.ranks; }
   int rank() const { return workspace_.view().rank; }
   const HostWorker& worker() const { return workers_[0]; }
+  HostWorker& worker(std::size_t index) { return workers_[index]; }
+  /// The workers' team, which workers with another role may be of as long as they use none of its barriers.
+  const HostTeam& team() const { return team_; }
+  ExchangeTraffic take_counts() { return std::exchange(traffic_, {}); }
   int local_experts() const { return local_experts_; }
   const AllGatherLayout& all_gather_layout() const { return all_gather_; }
 
@@ -117,6 +124,12 @@ class HostExchange : public Exchange {
   CallOrder order_;
   int local_experts_ = 0;
   int most_tokens_ = 0;
+};
+
+class HostExchange : public Exchange, protected HostRank {
+ public:
+  using HostRank::HostRank;
+  ExchangeTraffic take_traffic() override { return take_counts(); }
 };
 
 /// Most rows that `rows_arrived` rows can become when they are laid out by expert, runs padded.

@@ -147,6 +147,18 @@ HEDDLE_PROTOCOL std::uint32_t live_bits(const W& w, int word) {
   return bits;
 }
 
+/// Tells the ranks of all experts how many rows this one has for each, 0 included, where layout.count(local expert, source) says.
+template <Worker W, class Layout>
+HEDDLE_PROTOCOL void write_counts(W& w, const Layout& layout, const PlacementView& placement, const std::int32_t* sent) {
+  if (!w.first_squad() || w.squad_index() != 0) return;
+  const HeapView heap = w.heap();
+  const auto count = [&](int e) {
+    const int d = placement.rank_of[e];
+    return w.live(d) ? heap.at<std::int32_t>(d, layout.count(placement.local_index[e], heap.rank)) : nullptr;
+  };
+  write_each(w, layout.shape.experts, count, [&](int e) { return sent[e]; });
+}
+
 /// Where a choice went, -1 if it has no expert or its rank is dead, and its weight.
 struct LiveChoice {
   std::int32_t rank = -1;

@@ -7,6 +7,7 @@
 
 #include "experts/host/chain.hpp"
 #include "experts/host/kernels.hpp"
+#include "experts/host/parts.hpp"
 #include "heddle/error.hpp"
 #include "heddle/experts.hpp"
 
@@ -211,6 +212,15 @@ void HostExperts::routed(const RowView& rows, int count, int topk, const int* lo
   const auto start = std::chrono::steady_clock::now();
   sum_pairs(count, topk, hidden(), impl_->options.weight_at == WeightAt::combine ? weights : nullptr, workspace, out);
   to.sum += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+RowView HostExperts::activations(const RowView& rows, int count, const float* row_weights, int expert, int part) const {
+  check_view(*impl_, "part", rows, count);
+  return run_activations(*impl_, rows, count, impl_->at_activation(row_weights), expert, part, expert_workspace());
+}
+
+void HostExperts::results(const RowView& activations, int count, int expert, int part, ResultRows out) const {
+  run_results(*impl_, activations, count, expert, part, expert_workspace(), {out.values, out.stride, nullptr});
 }
 
 void HostExperts::dense(const RowView& rows, int count, ResultRows out, ExpertReport* report, int expert) const {

@@ -6,20 +6,6 @@
 
 namespace heddle {
 
-RowFormat activation_format(int hidden, Activation activation, const Quantisation& quantisation) {
-  return {activation == Activation::fp8 ? Wire::fp8 : Wire::bf16, hidden, quantisation, 1.0f};
-}
-
-RowView view_of(const std::byte* rows, std::size_t stride, const RowFormat& format) {
-  RowView view;
-  view.format = format.wire == Wire::fp8 ? Activation::fp8 : Activation::bf16;
-  view.values = rows;
-  view.value_stride = stride;
-  view.scales = rows + format.scale_offset();
-  view.scale_stride = stride;
-  return view;
-}
-
 ActivationRows::ActivationRows(int hidden, int topk, int local_experts, Wire wire, Activation activation,
                                const Quantisation& quantisation)
     : topk_(topk),
@@ -48,8 +34,7 @@ void ActivationRows::reserve(std::size_t rows) {
 }
 
 RowView ActivationRows::prepare(const Arrived& arrived, const bf16* own, int own_rows, std::size_t own_begin) {
-  const bool usable = wire_.wire == Wire::bf16 || same_bytes(wire_, format_);
-  if (usable && own == nullptr) return view_of(arrived.rows, arrived.row_stride, wire_);
+  if (enters_as_it_is(wire_, format_) && own == nullptr) return view_of(arrived.rows, arrived.row_stride, wire_);
   const std::size_t stride = format_.row_bytes();
   reserve(std::max(static_cast<std::size_t>(arrived.room), own_begin + static_cast<std::size_t>(own_rows)));
   for_real_rows(arrived, [&](std::size_t row) {

@@ -4,17 +4,12 @@
 #include <memory>
 
 #include "exchange/host_exchange.hpp"
+#include "experts/row_view.hpp"
 #include "formats/row_format.hpp"
 #include "heddle/exchange.hpp"
 #include "heddle/experts.hpp"
 
 namespace heddle {
-
-/// The format in which rows enter the GEMMs.
-RowFormat activation_format(int hidden, Activation activation, const Quantisation& quantisation);
-
-/// A view of rows of `format`, `stride` bytes apart.
-RowView view_of(const std::byte* rows, std::size_t stride, const RowFormat& format);
 
 /// Rows in activation format. Where the wire already has it (or is bf16, which the runner quantises
 /// itself) arrived rows are used in place; otherwise the real ones are converted into a buffer. With

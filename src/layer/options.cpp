@@ -12,7 +12,7 @@ namespace heddle {
 namespace {
 
 void check_shared(const LayerWeights& weights, const LayerOptions& options) {
-  if (!weights.shared || options.shared == SharedMode::alone) return;
+  if (!weights.shared || options.shared == SharedMode::alone || options.way == Way::mega) return;
   if (weights.shared->intermediate != weights.shape.intermediate) {
     throw InputError(
         fmt::format("a shared expert of intermediate size {} cannot be fused with routed experts of {}; compute it alone",
@@ -74,6 +74,10 @@ ExchangeOptions exchange_options(const LayerWeights& weights, const LayerOptions
   exchange.cpu_sync = options.cpu_sync;
   exchange.gather = options.tensor_parallel && options.way == Way::gather ? GatherMode::tensor_parallel : options.gather;
   exchange.workers = options.workers;
+  if (options.way == Way::mega) {
+    exchange.mega = {weights.shape.intermediate, weights.shared ? weights.shared->intermediate : 0,
+                     activation_of(weights.kind, options), options.block_rows, options.ring};
+  }
   if (exchange.gather == GatherMode::tensor_parallel && !options.tensor_parallel) {
     throw InputError("gather mode tensor_parallel needs tensor_parallel attention: every rank holds the whole batch");
   }

@@ -96,7 +96,8 @@ struct MegaLayout {
   HEDDLE_HOST_DEVICE int shared_blocks() const { return has_shared ? parts_of(shape.cap, block_rows) : 0; }
   HEDDLE_HOST_DEVICE std::size_t word_bytes() const { return shared_step_word(shared_blocks(), 0) - areas.mega_words; }
 
-  // Dispatch area: the input region, tables and counts, the arrived ring, the intermediate ring, the shared expert's activations.
+  // Dispatch area: the input region, tables and counts, the arrived ring, the intermediate ring; the shared expert's activations
+  // and results, which are made before this rank knows that nobody pulls from its combine area any more.
   HEDDLE_HOST_DEVICE std::size_t row(int token) const { return areas.dispatch + size(token) * wire.row_bytes(); }
   /// A token's ids, then its weights.
   HEDDLE_HOST_DEVICE std::size_t routing(int token) const { return row(shape.cap) + size(token) * routing_bytes(shape.topk); }
@@ -120,14 +121,14 @@ struct MegaLayout {
   HEDDLE_HOST_DEVICE StepRegion shared_intermediate() const {
     return {shared, align_up(intermediate().end(), 128), has_shared ? size(shape.cap) : 0};
   }
-  HEDDLE_HOST_DEVICE std::size_t dispatch_bytes() const { return shared_intermediate().end() - areas.dispatch; }
-
-  // Combine area: slots [token][choice] of this rank's own tokens, the shared expert's behind the choices.
-  HEDDLE_HOST_DEVICE int slots_a_token() const { return shape.topk + (has_shared ? 1 : 0); }
-  HEDDLE_HOST_DEVICE std::size_t slot(int token, int choice) const {
-    return areas.combine + (size(token) * size(slots_a_token()) + size(choice)) * returned.row_bytes();
+  HEDDLE_HOST_DEVICE std::size_t shared_result(int token) const {
+    return align_up(shared_intermediate().end(), 128) + size(token) * returned.row_bytes();
   }
-  HEDDLE_HOST_DEVICE std::size_t combine_bytes() const { return slot(shape.cap, 0) - areas.combine; }
+  HEDDLE_HOST_DEVICE std::size_t dispatch_bytes() const { return shared_result(has_shared ? shape.cap : 0) - areas.dispatch; }
+
+  // Combine area: slots [token][choice] of this rank's own tokens.
+  HEDDLE_HOST_DEVICE std::size_t slot(int pair) const { return areas.combine + size(pair) * returned.row_bytes(); }
+  HEDDLE_HOST_DEVICE std::size_t combine_bytes() const { return slot(shape.cap * shape.topk) - areas.combine; }
 
  private:
   HEDDLE_HOST_DEVICE static std::size_t size(int value) { return static_cast<std::size_t>(value); }

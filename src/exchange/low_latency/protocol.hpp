@@ -28,19 +28,6 @@ struct LowLatencyDestination {
   HEDDLE_HOST_DEVICE bool counts() const { return rank >= 0; }
 };
 
-/// Writes how many rows came for each expert beside the rows.
-template <Worker W>
-HEDDLE_PROTOCOL void low_latency_write_counts(W& w, const LowLatencyLayout& layout, const PlacementView& placement,
-                                              const std::int32_t* sent) {
-  if (!w.first_squad() || w.squad_index() != 0) return;
-  const HeapView heap = w.heap();
-  const auto count = [&](int e) {
-    const int d = placement.rank_of[e];
-    return w.live(d) ? heap.at<std::int32_t>(d, layout.count(placement.local_index[e], heap.rank)) : nullptr;
-  };
-  write_each(w, layout.shape.experts, count, [&](int e) { return sent[e]; });
-}
-
 template <Worker W>
 HEDDLE_PROTOCOL bool low_latency_send(W& w, const LowLatencyLayout& layout, const SendInput& input, const PlacementView& placement,
                                       const LowLatencyScratch& scratch) {
@@ -57,7 +44,7 @@ HEDDLE_PROTOCOL bool low_latency_send(W& w, const LowLatencyLayout& layout, cons
     return id < experts ? id : -1;
   };
   if (!number_kinds(w, crew, pairs, experts, expert_of, sent)) return false;
-  low_latency_write_counts(w, layout, placement, sent.totals);
+  write_counts(w, layout, placement, sent.totals);
   if (scratch.sent_counts != nullptr && w.index() == 0) w.lanes(experts, [&](int e) { scratch.sent_counts[e] = sent.totals[e]; });
   const int bits = w.part_bits(input.tokens, layout.wire.hidden);
   for (int item = w.index(); item < input.tokens << bits; item += w.count()) {

@@ -1,0 +1,72 @@
+#include "layer/body.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "layer/options.hpp"
+
+namespace heddle {
+
+LayerBody::LayerBody(int rank, std::function<void(std::uint64_t, std::uint64_t)> refuse, LayerWeights weights,
+                     const LayerOptions& options)
+    : weights_(std::move(weights)),
+      options_(options),
+      exchange_options_(exchange_options(weights_, options)),
+      rank_(rank),
+      refuse_(std::move(refuse)) {}
+
+ExpertOptions LayerBody::arithmetic() const { return expert_options(weights_, options_); }
+
+const float* LayerBody::gate_shared(const LayerInput& own) {
+  if (!weights_.shared || weights_.shared->gate.empty()) return nullptr;
+  const auto values = static_cast<std::size_t>(own.tokens) * hidden();
+  shared_factors_ = router_logits({own.hidden, values}, weights_.shared->gate, own.tokens, weights_.shape.hidden, 1);
+  for (float& value : shared_factors_) value = 1.0f / (1.0f + std::exp(-value));
+  return shared_factors_.data();
+}
+
+/// All of the input, or with any other way than gather under tensor-parallel attention this rank's slice of it.
+LayerInput LayerBody::own_part(const LayerInput& input, int begin, int end) const {
+  LayerInput own = input;
+  own.tokens = end - begin;
+  if (input.hidden != nullptr) own.hidden += static_cast<std::size_t>(begin) * hidden();
+  if (input.ids != nullptr) own.ids += static_cast<std::ptrdiff_t>(begin) * weights_.shape.topk;
+  if (input.weights != nullptr) own.weights += static_cast<std::ptrdiff_t>(begin) * weights_.shape.topk;
+  return own;
+}
+
+void LayerBody::check_batch(const LayerInput& input, const Step& step, const bf16* out) const {
+  if (input.tokens > 0 && out == nullptr) {
+    refuse_(static_cast<std::uint64_t>(input.tokens), 0);
+    throw InputError(fmt::format("rank {} has no memory for the outputs of its {} tokens", rank_, input.tokens));
+  }
+  if (!options_.tensor_parallel) return;
+  longest_slice(step.max_tokens, weights_.placement.ranks(), options_.cap);
+  if (input.tokens == step.max_tokens) return;
+  refuse_(static_cast<std::uint64_t>(step.max_tokens), static_cast<std::uint64_t>(input.tokens));
+  throw InputError(
+      fmt::format("rank {} brings {} tokens, the step says {}; under tensor-parallel attention every rank brings the whole batch",
+                  rank_, input.tokens, step.max_tokens));
+}
+
+void LayerBody::forward(const LayerInput& input, const Step& step, bf16* out) {
+  report_ = {};
+  watch_.lap();
+  check_batch(input, step, out);
+  const bool slice = options_.tensor_parallel && exchange_options_.gather != GatherMode::tensor_parallel;
+  const int ranks = weights_.placement.ranks();
+  const int first = slice ? slice_begin(input.tokens, rank_, ranks) : 0;
+  const LayerInput own = own_part(input, first, slice ? slice_begin(input.tokens, rank_ + 1, ranks) : input.tokens);
+  const Step own_step{slice ? longest_slice(step.max_tokens, ranks, options_.cap) : step.max_tokens, step.phase};
+  if (slice) slice_out_.resize(static_cast<std::size_t>(own.tokens) * hidden());
+  CombineOutput output;
+  output.out = slice ? slice_out_.data() : out;
+  // Whether outputs are shared is decided by what all ranks see alike, never by a pointer: without tokens `out` may be null.
+  output.all_out = options_.tensor_parallel && input.tokens > 0 ? out : nullptr;
+  output.first = first;
+  output.all_tokens = input.tokens;
+  run(own, own_step, output);
+}
+
+}  // namespace heddle

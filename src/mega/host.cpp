@@ -1,0 +1,106 @@
+#include "mega/host.hpp"
+
+#include <algorithm>
+#include <chrono>
+
+namespace heddle {
+
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+}  // namespace
+
+HostMega::HostMega(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory, const MegaExperts& experts)
+    : HostRank(workspace, options, memory),
+      layout_(make_mega_layout(options, options.workers, areas_of(memory, ranks()))),
+      experts_(experts) {
+  const auto local = static_cast<std::size_t>(std::max(local_experts(), 1));
+  sent_ = HostNumbering(static_cast<std::size_t>(options.cap) * static_cast<std::size_t>(options.topk),
+                        static_cast<std::size_t>(shape_.experts));
+  arrived_ = Array<std::int32_t>(local * static_cast<std::size_t>(ranks()));
+  rows_ = Array<std::int32_t>(local);
+  ends_ = Array<std::int32_t>(local);
+}
+
+MegaCall HostMega::call() const {
+  return {layout_, input_, placement_, local_experts(), {sent_.view(), arrived_.data(), rows_.data(), ends_.data()}};
+}
+
+/// One thread of the second role.
+struct HostMega::TaskWorker {
+  HostWorker worker;
+  HostProducts products;
+  double sum_seconds = 0;
+
+  TaskWorker(const HostTeam& team, int index, const MegaCall& call, const MegaExperts& experts)
+      : worker(team, index), products(call.layout, experts, call.input.hidden) {}
+
+  bool run(const MegaCall& call, const CombineOutput& output) {
+    worker.start(CallPart::dispatch_send);
+    if (!MegaTasks(worker, call, products).run()) return false;
+    const auto begin = std::chrono::steady_clock::now();
+    const bool summed = mega_sum(worker, call, output.shared_factors, output.out);
+    sum_seconds = seconds_since(begin);
+    return summed;
+  }
+};
+
+bool HostMega::dispatch(HostWorker& w, const MegaCall& call, double& seconds) {
+  const auto begin = std::chrono::steady_clock::now();
+  w.start(CallPart::dispatch_send);
+  const bool done = mega_dispatch(w, call);
+  seconds = seconds_since(begin);
+  return done;
+}
+
+void HostMega::forward(const ExchangeInput& input, const Step& step, const CombineOutput& output) {
+  accept(input, step);
+  accept(output);
+  report_ = {};
+  const MegaCall now = call();
+  const auto workers = static_cast<std::size_t>(options_.workers);
+  std::vector<double> dispatching(workers, 0.0);
+  std::vector<TaskWorker> tasks;
+  tasks.reserve(workers);
+  for (int i = 0; i < options_.workers; ++i) tasks.emplace_back(team(), i, now, experts_);
+  run_side_by_side(2 * workers, [&](std::size_t i) {
+    return i < workers ? dispatch(worker(i), now, dispatching[i]) : tasks[i - workers].run(now, output);
+  });
+  worker(0).start(CallPart::combine);  // the call's epoch is used up
+  for (const TaskWorker& one : tasks) {
+    report_.gemm1_seconds = std::max(report_.gemm1_seconds, one.products.gemm1_seconds());
+    report_.gemm2_seconds = std::max(report_.gemm2_seconds, one.products.gemm2_seconds());
+    report_.shared_seconds = std::max(report_.shared_seconds, one.products.shared_seconds());
+    report_.sum_seconds = std::max(report_.sum_seconds, one.sum_seconds);
+  }
+  report_.dispatch_seconds = *std::max_element(dispatching.begin(), dispatching.end());
+  note(now);
+  share_outputs(output);
+  const ExchangeTraffic shared = take_counts();
+  report_.pushed.remote_rows += shared.remote_rows;
+  report_.pushed.local_rows += shared.local_rows;
+  report_.pushed.remote_bytes += shared.remote_bytes;
+  report_.pushed.local_bytes += shared.local_bytes;
+}
+
+/// Every row that arrived was fetched from its source, and its result pushed back.
+void HostMega::note(const MegaCall& call) {
+  const auto count = [&](std::size_t bytes_a_row) {
+    for (int region = 0; region < local_experts() * ranks(); ++region)
+      count_rows(region % ranks(), call.scratch.arrived[region], bytes_a_row);
+    return take_counts();
+  };
+  report_.fetched = count(layout_.wire.reported_bytes());
+  report_.pushed = count(layout_.returned.reported_bytes());
+  for (int e = 0; e < shape_.experts; ++e) {
+    if (workspace_.live()[static_cast<std::size_t>(placement_.rank_of[e])])
+      report_.announced += static_cast<std::uint64_t>(call.scratch.sent.totals[e]);
+  }
+  report_.rows.assign(call.scratch.rows, call.scratch.rows + local_experts());
+  report_.blocks = call.blocks().count();
+}
+
+}  // namespace heddle

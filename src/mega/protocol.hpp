@@ -1,0 +1,312 @@
+// The fused layer, the protocol (docs/protocols/mega.md), by role. Dispatch: announce, count, pull. Tasks: claim one, wait for what
+// it reads, tell what it made. Combine: finish, sum. Each role has workers of its own, and none of them waits for its own role's
+// end.
+#pragma once
+
+#include "exchange/sending.hpp"
+#include "mega/layout.hpp"
+
+namespace heddle {
+
+/// Ordinary memory of one rank, shared by its workers; dispatch writes it before it says that rows are counted.
+struct MegaScratch {
+  Numbering sent;                   ///< numbers [tokens, topk]: of each pair among this sender's of its expert; totals [experts]
+  std::int32_t* arrived = nullptr;  ///< [local experts (at least 1), ranks]: rows from each source
+  std::int32_t* rows = nullptr;     ///< [local experts (at least 1)], and where their row blocks end: see MegaBlocks
+  std::int32_t* ends = nullptr;
+};
+
+/// One call on one rank.
+struct MegaCall {
+  MegaLayout layout;
+  SendInput input;
+  PlacementView placement;
+  int local_experts = 0;
+  MegaScratch scratch;
+
+  HEDDLE_HOST_DEVICE MegaBlocks blocks() const { return {local_experts, layout.block_rows, scratch.rows, scratch.ends}; }
+};
+
+/// A row block: whose rows, how many, and where they lie.
+struct MegaBlock {
+  int expert = 0;
+  int rows = 0;
+  RingPlace place;
+  std::size_t ring_row = 0;  ///< of the first
+};
+
+HEDDLE_HOST_DEVICE inline MegaBlock block_of(const MegaCall& call, int block) {
+  const MegaBlocks blocks = call.blocks();
+  const int expert = blocks.expert_of(block);
+  const RingPlace place = ring_place(block, call.layout.ring_blocks);
+  return {expert, blocks.rows_of(expert, block), place,
+          static_cast<std::size_t>(place.block) * static_cast<std::size_t>(call.layout.block_rows)};
+}
+
+/// A name of a word of this rank's own, in errors.
+template <Worker W>
+HEDDLE_PROTOCOL WordName own_word(const W& w, WordKind kind, int index) {
+  return {kind, w.heap().rank, index};
+}
+
+// ---- dispatch -------------------------------------------------------------------------------------------------------------
+
+/// The counters that workers add to begin this call at 0. Nobody adds to one before it has heard that rows are counted.
+template <CountingWorker W>
+HEDDLE_PROTOCOL void mega_start_counts(W& w, const MegaLayout& layout) {
+  const HeapView heap = w.heap();
+  w.spread(layout.ring_blocks + 1, 2, [&](int i, int which) {
+    const bool ring = i < layout.ring_blocks;
+    const std::size_t first = ring ? layout.filled_word(i) : layout.claim_word();
+    const std::size_t second = ring ? layout.freed_word(i) : layout.finished_word();
+    w.start_count(heap.template mine<Word>(which == 0 ? first : second));
+  });
+}
+
+/// Lays the own tokens into the input region and tells the ranks of their experts which pairs are theirs.
+template <CountingWorker W>
+HEDDLE_PROTOCOL bool mega_announce(W& w, const MegaCall& call) {
+  if (!w.begin()) return false;
+  const MegaLayout& layout = call.layout;
+  const SendInput& input = call.input;
+  const HeapView heap = w.heap();
+  const int topk = input.topk;
+  const int pairs = input.tokens * topk;
+  const int experts = layout.shape.experts;
+  mega_start_counts(w, layout);
+  const int chunk = kinds_chunk(w, Crew::squad, pairs);
+  Numbering sent = call.scratch.sent;
+  const Crew crew = crew_for(w, pairs <= few_kinds, pairs, experts, (pairs + chunk - 1) / chunk, sent);
+  const auto expert_of = [&](int pair) { return input.ids[pair] < experts ? input.ids[pair] : -1; };
+  if (!number_kinds(w, crew, pairs, experts, expert_of, sent)) return false;
+  write_counts(w, layout, call.placement, sent.totals);
+  const int bits = w.part_bits(input.tokens, layout.wire.hidden);
+  for (int item = w.index(); item < input.tokens << bits; item += w.count()) {
+    const int token = row_of(item, bits);
+    const auto row = [&](int) { return heap.template mine<std::byte>(layout.row(token)); };
+    const bf16* values = input.hidden + static_cast<std::size_t>(token) * static_cast<std::size_t>(layout.wire.hidden);
+    send_row(w, 1, row, values, layout.wire, part_of(item, bits));
+    if (!part_of(item, bits).last()) continue;
+    send_routing(
+        w, 1, [&](int) { return heap.template mine<std::byte>(layout.routing(token)); }, input, token);
+    const auto index = [&](int choice) -> std::int32_t* {
+      const int pair = token * topk + choice;
+      const int d = call.placement.rank_of_choice(input.ids[pair]);
+      if (d < 0 || !w.live(d) || sent.numbers[pair] >= layout.shape.cap) return nullptr;
+      const int local = call.placement.local_index[input.ids[pair]];
+      return heap.template at<std::int32_t>(d, layout.index(local, heap.rank, sent.numbers[pair]));
+    };
+    write_each(w, topk, index, [&](int choice) { return token * topk + choice; });
+  }
+  tell(
+      w, [&](int peer) { return layout.announced_word(peer); }, [](int) { return 1; });
+  return true;
+}
+
+/// One worker takes the announced counts and cuts each expert's rows into blocks; false if a count cannot be.
+template <CountingWorker W>
+HEDDLE_PROTOCOL bool mega_take_counts(W& w, const MegaCall& call) {
+  const MegaLayout& layout = call.layout;
+  const HeapView heap = w.heap();
+  const int ranks = heap.ranks;
+  w.lanes(call.local_experts * ranks, [&](int region) {
+    const int s = region % ranks;
+    const auto* count = heap.template mine<const std::int32_t>(layout.count(region / ranks, s));
+    call.scratch.arrived[region] = w.live(s) ? w.load(count) : 0;
+  });
+  int blocks = 0;
+  for (int e = 0; e < call.local_experts; ++e) {
+    int rows = 0;
+    for (int s = 0; s < ranks; ++s) {
+      const std::int32_t count = call.scratch.arrived[e * ranks + s];
+      if (count < 0 || count > layout.shape.cap) {
+        return w.fail({WordKind::mega_row_count, s, e}, static_cast<std::uint64_t>(layout.shape.cap),
+                      static_cast<std::uint32_t>(count));
+      }
+      rows += count;
+    }
+    blocks += parts_of(rows, layout.block_rows);
+    call.scratch.rows[e] = rows;
+    call.scratch.ends[e] = blocks;
+  }
+  return true;
+}
+
+/// All workers of the rank, whatever their role: waits until rows are counted.
+template <CountingWorker W>
+HEDDLE_PROTOCOL bool mega_await_counts(W& w, const MegaLayout& layout) {
+  return w.acquire_own(w.heap().template mine<const Word>(layout.counted_word()), own_word(w, WordKind::mega_counted, -1), 1);
+}
+
+/// Waits for every live rank's announcement, after which all tables are complete.
+template <CountingWorker W>
+HEDDLE_PROTOCOL bool mega_count(W& w, const MegaCall& call) {
+  if (!hear_all(
+          w, [&](int peer) { return call.layout.announced_word(peer); }, WordKind::mega_announced))
+    return false;
+  if (w.index() == 0) {
+    if (!mega_take_counts(w, call)) return false;
+    w.publish(w.heap().template mine<Word>(call.layout.counted_word()), 1);
+  }
+  return mega_await_counts(w, call.layout);
+}
+
+/// Fetches row `row` of an expert into its place in the ring, when that is free.
+template <CountingWorker W>
+HEDDLE_PROTOCOL bool mega_pull_row(W& w, const MegaCall& call, int expert, int row) {
+  const MegaLayout& layout = call.layout;
+  const HeapView heap = w.heap();
+  const int in_block = row % layout.block_rows;
+  const RingPlace place = ring_place(call.blocks().begin(expert) + row / layout.block_rows, layout.ring_blocks);
+  if (place.generation > 0) {
+    const auto least = static_cast<std::uint32_t>(place.generation * layout.gemm2_tasks());
+    if (!w.acquire_own(heap.template mine<const Word>(layout.freed_word(place.block)),
+                       own_word(w, WordKind::mega_freed, place.block), least))
+      return false;
+  }
+  const auto counts = [&](int s) { return call.scratch.arrived[expert * heap.ranks + s]; };
+  const RowSource source = source_of_row(heap.ranks, counts, row);
+  const std::int32_t pair = w.read(heap.template mine<const std::int32_t>(layout.index(expert, source.rank, source.number)));
+  const auto ring_row = static_cast<std::size_t>(place.block * layout.block_rows + in_block);
+  const auto to = [&](int) { return heap.template mine<std::byte>(layout.arrived(ring_row)); };
+  copy_row(w, 1, to, heap.template at<std::byte>(source.rank, layout.row(pair / layout.shape.topk)), layout.wire);
+  w.write(heap.template mine<float>(layout.row_weight(ring_row)),
+          w.read(heap.template at<const float>(source.rank, layout.weight(pair))));
+  w.write(heap.template mine<MegaOrigin>(layout.origin(ring_row)), MegaOrigin{source.rank, pair});
+  w.complete_all();
+  // A full counter always means that nothing more comes: the expert's last row stands for those that its block does not have.
+  const bool last = row + 1 == call.scratch.rows[expert];
+  w.add(heap.template mine<Word>(layout.filled_word(place.block)),
+        static_cast<std::uint32_t>(last ? layout.block_rows - in_block : 1));
+  return true;
+}
+
+/// Fetches the rows of all local experts, in the order of their blocks, dealt over the workers.
+template <CountingWorker W>
+HEDDLE_PROTOCOL bool mega_pull(W& w, const MegaCall& call) {
+  bool going = true;
+  const auto rows_of = [&](int expert) { return call.scratch.rows[expert]; };
+  w.deal(call.local_experts, 1, 0, rows_of, [&](int expert, int row, int, const RowPart&) {
+    if (going) going = mega_pull_row(w, call, expert, row);
+  });
+  return going;
+}
+
+template <CountingWorker W>
+HEDDLE_PROTOCOL bool mega_dispatch(W& w, const MegaCall& call) {
+  return mega_announce(w, call) && mega_count(w, call) && mega_pull(w, call);
+}
+
+// ---- tasks ----------------------------------------------------------------------------------------------------------------
+
+/// The next place in the rank's line of tasks; beyond its end when all are taken.
+template <CountingWorker W>
+HEDDLE_PROTOCOL int mega_claim(W& w, const MegaLayout& layout) {
+  return static_cast<int>(w.add(w.heap().template mine<Word>(layout.claim_word()), 1));
+}
+
+/// Before GEMM 1: the block's rows are there, and what was in the ring before them has been read.
+template <CountingWorker W>
+HEDDLE_PROTOCOL bool mega_await_rows(W& w, const MegaLayout& layout, const MegaBlock& block) {
+  return w.acquire_own(w.heap().template mine<const Word>(layout.filled_word(block.place.block)),
+                       own_word(w, WordKind::mega_filled, block.place.block),
+                       static_cast<std::uint32_t>((block.place.generation + 1) * layout.block_rows));
+}
+
+/// After GEMM 1: the activations of a step are stored.
+template <CountingWorker W>
+HEDDLE_PROTOCOL void mega_note_step(W& w, const MegaLayout& layout, const MegaBlock& block, int step) {
+  w.complete_all();
+  w.publish(w.heap().template mine<Word>(layout.step_word(block.place.block, step)),
+            static_cast<std::uint32_t>(block.place.generation + 1));
+}
+
+/// Before a step of GEMM 2.
+template <CountingWorker W>
+HEDDLE_PROTOCOL bool mega_await_step(W& w, const MegaLayout& layout, const MegaBlock& block, int step) {
+  return w.acquire_own(w.heap().template mine<const Word>(layout.step_word(block.place.block, step)),
+                       own_word(w, WordKind::mega_step, block.place.block), static_cast<std::uint32_t>(block.place.generation + 1));
+}
+
+/// `columns` results of row `row` of a block, from column `first` on, to the slot of their pair.
+template <CountingWorker W>
+HEDDLE_PROTOCOL void mega_push(W& w, const MegaLayout& layout, const MegaBlock& block, int row, const bf16* results, int first,
+                               int columns) {
+  const HeapView heap = w.heap();
+  const MegaOrigin origin =
+      w.read(heap.template mine<const MegaOrigin>(layout.origin(block.ring_row + static_cast<std::size_t>(row))));
+  const std::size_t to = layout.slot(origin.pair) + static_cast<std::size_t>(first) * sizeof(bf16);
+  w.copy_bytes(heap.template at<std::byte>(origin.rank, to), results, static_cast<std::size_t>(columns) * sizeof(bf16));
+}
+
+/// After GEMM 2: a task needs its block's place no more.
+template <CountingWorker W>
+HEDDLE_PROTOCOL void mega_note_pushed(W& w, const MegaLayout& layout, const MegaBlock& block) {
+  w.complete_all();
+  w.add(w.heap().template mine<Word>(layout.freed_word(block.place.block)), 1);
+}
+
+/// The same two for the shared expert, whose activations have places of their own.
+template <CountingWorker W>
+HEDDLE_PROTOCOL void mega_note_shared_step(W& w, const MegaLayout& layout, int block, int step) {
+  w.complete_all();
+  w.publish(w.heap().template mine<Word>(layout.shared_step_word(block, step)), 1);
+}
+template <CountingWorker W>
+HEDDLE_PROTOCOL bool mega_await_shared_step(W& w, const MegaLayout& layout, int block, int step) {
+  return w.acquire_own(w.heap().template mine<const Word>(layout.shared_step_word(block, step)),
+                       own_word(w, WordKind::mega_shared_step, block), 1);
+}
+
+// ---- combine --------------------------------------------------------------------------------------------------------------
+
+/// A worker that has found no more tasks has finished its own. The last one of the rank tells everybody that results are there.
+template <CountingWorker W>
+HEDDLE_PROTOCOL void mega_finish(W& w, const MegaLayout& layout) {
+  w.complete_all();
+  const std::uint32_t before = w.add(w.heap().template mine<Word>(layout.finished_word()), 1);
+  if (static_cast<int>(before) + 1 < w.count()) return;
+  tell_at_once(
+      w, [&](int peer) { return layout.ready_word(peer); }, [](int) { return 1; }, w.index());
+}
+
+/// Waits until a rank has pushed all its results.
+template <CountingWorker W>
+HEDDLE_PROTOCOL bool mega_await_results(W& w, const MegaLayout& layout, int rank) {
+  std::uint32_t value = 0;
+  return w.acquire(w.heap().template mine<const Word>(layout.ready_word(rank)), {WordKind::mega_ready, rank, -1}, value);
+}
+
+/// out [tokens, H] = each token's slots in choice order, then the shared expert's result times its factor (null: 1), rounded once.
+/// A token waits for the ranks of its experts alone. In the end every live rank has been heard: none can still read this one's
+/// input or push into its slots, so the call is over.
+template <CountingWorker W>
+HEDDLE_PROTOCOL bool mega_sum(W& w, const MegaCall& call, const float* shared_factors, bf16* out) {
+  const MegaLayout& layout = call.layout;
+  const SendInput& input = call.input;
+  const HeapView heap = w.heap();
+  if (!mega_await_results(w, layout, heap.rank)) return false;  // the shared expert's
+  for (int token = w.index(); token < input.tokens; token += w.count()) {
+    for (int choice = 0; choice < input.topk; ++choice) {
+      const int rank = live_choice(w, input, call.placement, token, choice).rank;
+      if (rank >= 0 && !mega_await_results(w, layout, rank)) return false;
+    }
+    const auto term = [&](int choice) {
+      if (live_choice(w, input, call.placement, token, choice).rank < 0) return SumTerm{};
+      return SumTerm{heap.template mine<std::byte>(layout.slot(token * input.topk + choice)), 1.0f};
+    };
+    LastTerm last;
+    if (layout.has_shared) {
+      last.row = heap.template mine<const bf16>(layout.shared_result(token));
+      last.factor = shared_factors == nullptr ? 1.0f : shared_factors[token];
+    }
+    bf16* row = out + static_cast<std::size_t>(token) * static_cast<std::size_t>(layout.returned.hidden);
+    w.reduce_rows(row, input.topk, term, SumFormat{layout.returned, false}, last);
+  }
+  for (int rank = w.index(); rank < heap.ranks; rank += w.count()) {
+    if (w.live(rank) && !mega_await_results(w, layout, rank)) return false;
+  }
+  return true;
+}
+
+}  // namespace heddle

@@ -1,0 +1,156 @@
+// The role of tasks and combine for a worker that does one thing after the other: a thread, or the explorer's coroutine. In a
+// kernel the same calls of the protocol stand in several warps.
+#pragma once
+
+#include "heddle/experts.hpp"
+#include "mega/protocol.hpp"
+
+namespace heddle {
+
+/// Room for activations in a worker's ordinary memory: row i at values + i * value_stride, its scales at scales + i * scale_stride.
+struct StepRows {
+  std::byte* values = nullptr;
+  std::size_t value_stride = 0;
+  std::byte* scales = nullptr;
+  std::size_t scale_stride = 0;
+};
+
+/// Arrived rows likewise, in wire format, with their weights.
+struct ArrivedRows {
+  std::byte* rows = nullptr;
+  float* weights = nullptr;
+};
+
+/// Runs tasks on worker W with what `Products` computes, all in ordinary memory of the worker:
+///   ArrivedRows arrived(rows)                        room for a block's rows; then
+///   RowView gemm1(expert, part, rows)                128 activations of each, or fewer; scales padded to StepFormat::scale_stride
+///   RowView shared_gemm1(first token, part, rows)    the same of the rank's own tokens by the shared expert
+///   StepRows activations(format, rows)               room for a block's activations, all steps; then
+///   const bf16* gemm2(expert, part, rows)            [rows, columns of the part]
+///   const bf16* shared_gemm2(part, rows)             the same by the shared expert
+template <CountingWorker W, class Products>
+class MegaTasks {
+ public:
+  MegaTasks(W& w, const MegaCall& call, Products& products) : w_(w), call_(call), layout_(call.layout), products_(products) {}
+
+  /// The shared expert's tasks, which need no counts; then the rank's tasks, one after the other, until all are taken.
+  bool run() {
+    if (!w_.begin() || !run_shared() || !mega_await_counts(w_, layout_)) return false;
+    const MegaSchedule schedule = layout_.schedule(call_.blocks().count());
+    for (int place = mega_claim(w_, layout_); place < schedule.tasks(); place = mega_claim(w_, layout_)) {
+      const MegaTask task = schedule.task(place);
+      const MegaBlock block = block_of(call_, task.block);
+      if (!(task.kind == MegaTask::Kind::gemm1 ? run_gemm1(block, task.part) : run_gemm2(block, task.part))) return false;
+    }
+    mega_finish(w_, layout_);
+    return true;
+  }
+
+ private:
+  bool run_gemm1(const MegaBlock& block, int part) {
+    if (!mega_await_rows(w_, layout_, block)) return false;
+    const HeapView heap = w_.heap();
+    const ArrivedRows room = products_.arrived(block.rows);
+    for (int i = 0; i < block.rows; ++i) {
+      const std::size_t row = block.ring_row + static_cast<std::size_t>(i);
+      w_.copy_row(room.rows + static_cast<std::size_t>(i) * layout_.wire.row_bytes(),
+                  heap.template mine<std::byte>(layout_.arrived(row)), layout_.wire);
+      room.weights[i] = w_.read(heap.template mine<const float>(layout_.row_weight(row)));
+    }
+    w_.complete_all();
+    store(layout_.intermediate(), block.ring_row, part, block.rows, products_.gemm1(block.expert, part, block.rows));
+    mega_note_step(w_, layout_, block, part);
+    return true;
+  }
+
+  bool run_gemm2(const MegaBlock& block, int part) {
+    const StepRows room = products_.activations(layout_.activated, block.rows);
+    for (int step = 0; step < layout_.gemm1_tasks(); ++step) {
+      if (!mega_await_step(w_, layout_, block, step)) return false;
+      load(layout_.intermediate(), block.ring_row, step, block.rows, room);
+    }
+    w_.complete_all();
+    const bf16* results = products_.gemm2(block.expert, part, block.rows);
+    const int columns = columns_of(part);
+    for (int i = 0; i < block.rows; ++i) mega_push(w_, layout_, block, i, results + i * columns, part * task_columns, columns);
+    mega_note_pushed(w_, layout_, block);
+    return true;
+  }
+
+  /// Dealt beforehand: all are of one size. GEMM 1 waits for nobody, so GEMM 2 waits for what is under way.
+  bool run_shared() {
+    if (!layout_.has_shared) return true;
+    const int blocks = parts_of(call_.input.tokens, layout_.block_rows);
+    const int steps = layout_.shared.steps();
+    for (int task = w_.index(); task < blocks * steps; task += w_.count()) {
+      const int block = task / steps;
+      const int part = task % steps;
+      const int first = block * layout_.block_rows;
+      store(layout_.shared_intermediate(), static_cast<std::size_t>(first), part, shared_rows(block),
+            products_.shared_gemm1(first, part, shared_rows(block)));
+      mega_note_shared_step(w_, layout_, block, part);
+    }
+    for (int task = w_.index(); task < blocks * layout_.gemm2_tasks(); task += w_.count()) {
+      if (!run_shared_gemm2(task / layout_.gemm2_tasks(), task % layout_.gemm2_tasks())) return false;
+    }
+    return true;
+  }
+
+  bool run_shared_gemm2(int block, int part) {
+    const int rows = shared_rows(block);
+    const int first = block * layout_.block_rows;
+    const StepRows room = products_.activations(layout_.shared, rows);
+    for (int step = 0; step < layout_.shared.steps(); ++step) {
+      if (!mega_await_shared_step(w_, layout_, block, step)) return false;
+      load(layout_.shared_intermediate(), static_cast<std::size_t>(first), step, rows, room);
+    }
+    w_.complete_all();
+    const bf16* results = products_.shared_gemm2(part, rows);
+    const int columns = columns_of(part);
+    for (int i = 0; i < rows; ++i) {
+      const std::size_t to = layout_.shared_result(first + i) + static_cast<std::size_t>(part * task_columns) * sizeof(bf16);
+      w_.copy_bytes(w_.heap().template mine<std::byte>(to), results + i * columns,
+                    static_cast<std::size_t>(columns) * sizeof(bf16));
+    }
+    return true;
+  }
+
+  void store(const StepRegion& region, std::size_t first, int step, int rows, const RowView& from) {
+    const HeapView heap = w_.heap();
+    for (std::size_t i = 0; i < static_cast<std::size_t>(rows); ++i) {
+      w_.copy_bytes(heap.template mine<std::byte>(region.values(first + i, step)), from.values + i * from.value_stride,
+                    region.format.value_bytes(region.format.columns(step)));
+      if (region.format.scale_stride() == 0) continue;
+      w_.copy_bytes(heap.template mine<std::byte>(region.scales(first + i, step)), from.scales + i * from.scale_stride,
+                    region.format.scale_stride());
+    }
+  }
+
+  void load(const StepRegion& region, std::size_t first, int step, int rows, const StepRows& to) {
+    const HeapView heap = w_.heap();
+    for (std::size_t i = 0; i < static_cast<std::size_t>(rows); ++i) {
+      w_.copy_bytes(to.values + i * to.value_stride + region.format.value_bytes(step * step_columns),
+                    heap.template mine<std::byte>(region.values(first + i, step)),
+                    region.format.value_bytes(region.format.columns(step)));
+      if (region.format.scale_stride() == 0) continue;
+      w_.copy_bytes(to.scales + i * to.scale_stride + static_cast<std::size_t>(step) * region.format.scale_stride(),
+                    heap.template mine<std::byte>(region.scales(first + i, step)), region.format.scale_stride());
+    }
+  }
+
+  int shared_rows(int block) const {
+    const int left = call_.input.tokens - block * layout_.block_rows;
+    return left < layout_.block_rows ? left : layout_.block_rows;
+  }
+  int columns_of(int part) const {
+    const int left = layout_.wire.hidden - part * task_columns;
+    return left < task_columns ? left : task_columns;
+  }
+
+  W& w_;
+  const MegaCall& call_;
+  const MegaLayout& layout_;
+  Products& products_;
+};
+
+}  // namespace heddle
