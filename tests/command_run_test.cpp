@@ -13,7 +13,7 @@ class RunCommand : public CommandTest {
   }
 };
 
-const std::vector<std::string> our_ways{"gather", "normal", "low_latency", "elastic", "one_sided"};
+const std::vector<std::string> our_ways{"gather", "normal", "low_latency", "elastic", "one_sided", "mega"};
 
 TEST_F(RunCommand, WritesTheOutputAndNothingElse) {
   const Ran ran = run("run" + small_layer + " --ranks 3 --tokens 10 --way elastic --out " + file("o.safetensors"));
@@ -90,6 +90,10 @@ TEST_F(RunCommand, KnowsEveryNameOfAWay) {
                                 {"low_latency", "low_latency", "fp8", "bf16"},
                                 {"elastic", "elastic", "fp8", "bf16"},
                                 {"one_sided", "one_sided", "fp8", "bf16"},
+                                {"mega", "mega", "fp8", "bf16"},
+                                {"mega --wire nvfp4", "mega", "nvfp4", "bf16"},
+                                {"megamoe", "mega", "fp8", "bf16"},
+                                {"flashinfer_megamoe", "mega", "fp8", "bf16"},
                                 {"none", "gather", "fp8", "bf16"},
                                 {"deepep", "normal", "fp8", "bf16"},
                                 {"deepep --deepep-mode normal", "normal", "fp8", "bf16"},
@@ -117,7 +121,8 @@ TEST_F(RunCommand, KnowsEveryNameOfAWay) {
   const auto refused = [&](const std::string& typed, const std::string& part) {
     expect_error(2, "run" + deepseek_layer + " --ranks 2 --tokens 4 --way " + typed + " --out " + file("never"), part);
   };
-  for (const char* fused : {"mega", "megamoe", "flashinfer_megamoe"}) refused(fused, "mega");
+  refused("mega --block-rows 12", "row blocks of 12 rows");
+  refused("mega --ring endless", "--ring does not know 'endless'; it takes full, live");
   for (const char* ascend : {"ascend_fuseep", "ascend_tp"}) refused(ascend, "Ascend");
   refused("deepep --deepep-mode fast", "low_latency");
   refused("warp", "one_sided");

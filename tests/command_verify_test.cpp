@@ -40,9 +40,11 @@ TEST_F(VerifyCommand, EveryWayPasses) {
     EXPECT_EQ(way.at("per_rank").size(), 3u);
   }
   EXPECT_EQ(ways, (std::vector<std::string>{"gather/rank", "normal/rank", "low_latency/rank", "elastic/rank", "elastic/home",
-                                            "one_sided/rank"}));
+                                            "one_sided/rank", "mega/rank"}));
   EXPECT_EQ(verify(0, layer + " --ranks 3 --activation bf16").at("ways").at(0).at("bound"), 4e-3);
-  EXPECT_EQ(verify(0, layer + " --ranks 3 --combine-wire nvfp4").at("ways").at(0).at("bound"), 4e-2) << "few outputs";
+  const auto quantised = verify(0, layer + " --ranks 3 --combine-wire nvfp4").at("ways");
+  EXPECT_EQ(quantised.at(0).at("bound"), 4e-2) << "few outputs";
+  EXPECT_EQ(quantised.size(), 6u) << "all but mega";
 }
 
 TEST_F(VerifyCommand, NobodyHasTokens) {
@@ -72,7 +74,10 @@ TEST_F(VerifyCommand, ChecksTheWaysThatAreNamedOrFitTheRunner) {
   EXPECT_EQ(mori.at("ways").at(0).at("configuration").at("wire"), "nvfp4");
   EXPECT_EQ(mori.at("ways").at(0).at("configuration").at("combine_wire"), "bf16");
   expect_error(2, "verify" + layer + " --ranks 2 --way gather --runner masked", "masked");
-  expect_error(2, "verify" + layer + " --ranks 2 --way mega", "mega");
+  EXPECT_EQ(verify(0, layer + " --ranks 2 --way low_latency,megamoe --ring full").at("ways").at(1).at("different_bits"), 0);
+  expect_error(2, "verify" + layer + " --ranks 2 --way mega --weight-at combine", "take weight_at = activation");
+  expect_error(2, "verify" + layer + " --ranks 2 --way mega --combine-wire fp8", "take combine_wire = bf16");
+  expect_error(2, "verify" + layer + " --ranks 2 --way mega --runner masked", "way mega cannot hand over the masked layout");
   expect_error(2, "verify" + layer, "--ranks");
 }
 

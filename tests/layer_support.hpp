@@ -72,7 +72,7 @@ inline constexpr WeightKind all_kinds[] = {WeightKind::bf16, WeightKind::fp8_blo
                                            WeightKind::mxfp8};
 
 inline bool sums_slots(const LayerOptions& options) {
-  return options.way == Way::low_latency || (options.way == Way::elastic && options.reduce == Reduce::home);
+  return options.way == Way::low_latency || options.way == Way::mega || (options.way == Way::elastic && options.reduce == Reduce::home);
 }
 
 /// A layer and how it is called; `tokens` a rank.

@@ -108,6 +108,13 @@ void add_execution(CLI::App& command, LayerArguments& a) {
   command.add_option("--reduce", a.reduce, "elastic: first sum at the expert's rank or at home")->group(run)->capture_default_str();
   command.add_flag("--cpu-sync", a.cpu_sync, "elastic: the host waits for the count")->group(run);
   command.add_option("--gather", a.gather, "gather: padded, uneven or zero_filled")->group(run)->capture_default_str();
+  command.add_option("--ring", a.ring, "mega: room for the row blocks that can be live, or full: for all that can arrive")
+      ->group(run)
+      ->capture_default_str();
+  command.add_option("--block-rows", a.block_rows, "mega: rows of a row block, a multiple of 8, 8 to 256")
+      ->group(run)
+      ->check(whole_number)
+      ->capture_default_str();
   command.add_option("--deepep-mode", a.deepep_mode, "what `--way deepep` means: normal, low_latency or auto")
       ->group(run)
       ->capture_default_str();

@@ -129,6 +129,8 @@ LayerOptions options_of(const LayerArguments& a, const Inputs& inputs) {
   options.tensor_parallel = a.tensor_parallel;
   options.expert_slices = a.expert_slices;
   options.workers = a.workers;
+  options.block_rows = a.block_rows;
+  options.ring = value_of(ring_sizes, "--ring", a.ring);
   return options;
 }
 

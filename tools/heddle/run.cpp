@@ -30,7 +30,7 @@ void write_output(const Inputs& inputs, const JobResult& result, const std::stri
 
 void run(const RunArguments& arguments) {
   if (arguments.out.empty()) throw InputError("give --out FILE for the outputs");
-  if (arguments.way.empty()) throw InputError("give --way: gather, normal, low_latency, elastic, one_sided or auto");
+  if (arguments.way.empty()) throw InputError("give --way: gather, normal, low_latency, elastic, one_sided, mega or auto");
   const Inputs inputs = load_inputs(arguments.layer);
   const LayerOptions options = options_of_way(arguments.way, arguments.layer, inputs);
   if (!arguments.layer.save_inputs.empty()) save_inputs(inputs, arguments.layer.save_inputs);
@@ -48,7 +48,8 @@ void add_run(CLI::App& app, int&) {
   auto arguments = std::make_shared<RunArguments>();
   auto* command = app.add_subcommand("run", "compute one MoE layer on a batch by one way");
   add_layer_arguments(*command, arguments->layer);
-  command->add_option("--way", arguments->way, "gather, normal, low_latency, elastic, one_sided or auto; an engine's names too");
+  command->add_option("--way", arguments->way,
+                      "gather, normal, low_latency, elastic, one_sided, mega or auto; an engine's names too");
   command->add_option("--out", arguments->out, "safetensors file for output, topk_ids and topk_weights");
   command->add_option("--json", arguments->json, "report of the run as one JSON object");
   command->callback([arguments] { run(*arguments); });

@@ -36,7 +36,8 @@ struct Check {
 };
 
 bool is_slots(const LayerOptions& options) {
-  return options.way == Way::low_latency || (options.way == Way::elastic && options.reduce == Reduce::home);
+  return options.way == Way::low_latency || options.way == Way::mega ||
+         (options.way == Way::elastic && options.reduce == Reduce::home);
 }
 
 /// Bounds of docs/numerics.md, "What must agree". What the page pools has a wider one here, where there is one batch only: in a
@@ -68,6 +69,8 @@ std::vector<LayerOptions> wanted_ways(const VerifyArguments& arguments, const In
     add(Way::elastic, Reduce::rank);
     add(Way::elastic, Reduce::home);
     add(Way::one_sided, Reduce::rank);
+    const bool fuses = inputs.options.weight_at == WeightAt::activation && inputs.options.combine_wire == Wire::bf16;
+    if (fuses && inputs.gpus == 0) add(Way::mega, Reduce::rank);  // what else it does not do, see check_mega
     if (wanted.empty()) throw InputError("no way hands over the layout of this --runner");
     return wanted;
   }

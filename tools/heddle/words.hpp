@@ -35,6 +35,7 @@ inline const std::map<std::string, Score> scores{{"softmax", Score::softmax},
                                                  {"softmax_topk", Score::softmax_topk}};
 inline const std::map<std::string, GatherMode> gather_modes{
     {"padded", GatherMode::padded}, {"uneven", GatherMode::uneven}, {"zero_filled", GatherMode::zero_filled}};
+inline const std::map<std::string, RingSize> ring_sizes{{"live", RingSize::live}, {"full", RingSize::full}};
 inline const std::map<std::string, SharedMode> shared_modes{{"alone", SharedMode::alone}, {"fused", SharedMode::fused}};
 
 template <typename Value>
