@@ -10,8 +10,8 @@ namespace heddle::explorer {
 namespace {
 std::size_t index_of(int worker) { return static_cast<std::size_t>(worker); }
 
-/// Addresses kept free on both sides of the heap, so that an offset computed from garbage stays in sight.
-constexpr std::size_t around = std::size_t{1} << 38;
+/// Addresses kept free on both sides of the heap, so that an offset or a rank computed from garbage stays in sight.
+constexpr std::size_t around = std::size_t{1} << 45;
 }  // namespace
 
 std::string Scenario::describe(std::size_t offset_in_part) const { return fmt::format("byte {}", offset_in_part); }
@@ -23,22 +23,22 @@ Machine::Machine(Scenario& scenario, const Options& options)
       base_(nullptr),
       memory_(scenario.ranks(), stride_, scenario.poisoned()),
       workers_(index_of(scenario.ranks() * scenario.workers_a_rank())),
-      teams_(index_of(scenario.ranks())) {
+      teams_(index_of(3 * scenario.ranks())) {
   if (workers() > max_workers) throw std::invalid_argument("the explorer holds at most 16 workers");
   // Addresses only: what the heap holds lies in memory_, and whoever touches it without a verb faults.
-  void* reserved =
-      mmap(nullptr, 2 * around + stride_ * teams_.size(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* reserved = mmap(nullptr, 2 * around + stride_ * index_of(scenario.ranks()), PROT_NONE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved == MAP_FAILED) throw std::runtime_error("the explorer cannot reserve addresses for a heap");
   base_ = static_cast<std::byte*>(reserved) + around;
 }
 
-Machine::~Machine() { munmap(base_ - around, 2 * around + stride_ * teams_.size()); }
+Machine::~Machine() { munmap(base_ - around, 2 * around + stride_ * index_of(scenario_.ranks())); }
 
 HeapView Machine::view(int rank) const { return {base_, stride_, rank, scenario_.ranks()}; }
 
 bool Machine::misses_heap(const void* address) const {
   const auto* byte = static_cast<const std::byte*>(address);
-  const std::byte* end = base_ + stride_ * teams_.size();
+  const std::byte* end = base_ + stride_ * index_of(scenario_.ranks());
   return (byte >= base_ - around && byte < base_) || (byte >= end && byte < end + around);
 }
 
@@ -49,7 +49,7 @@ Range Machine::range(const void* address, std::size_t bytes) const {
 
 void Machine::start_workers() {
   memory_.clear();
-  for (Team& t : teams_) t = {};
+  start_teams();
   step_count_ = 0;
   cancelled_ = false;
   violation_.reset();
@@ -150,7 +150,7 @@ bool Machine::enabled(int worker) const {
     case VerbKind::rest:
       return memory_.rings(worker / scenario_.workers_a_rank()) != verb.rung;
     case VerbKind::barrier:
-      return team(worker).generation >= verb.generation;
+      return barrier_of(worker).generation >= verb.generation;
     default:
       return true;
   }
@@ -168,13 +168,23 @@ bool Machine::reversible(const Verb& store, const Verb& verb) const {
   return true;
 }
 
-void Machine::arrive(int worker) {
-  Team& t = team(worker);
+void Machine::start_teams() {
+  for (std::size_t i = 0; i < teams_.size(); ++i) {
+    const int sizes[] = {rank_size(), scenario_.dispatchers(), rank_size() - scenario_.dispatchers()};
+    teams_[i] = {};
+    teams_[i].size = sizes[i % 3];
+  }
+}
+
+void Machine::arrive(int worker, Meeting meeting) {
+  const std::size_t index = team_of(worker, meeting);
+  Team& t = team(index);
+  workers_[index_of(worker)].verb.team = index;
   t.gathering.join(memory_.clock(worker));
   t.steps_gathering.push_back(workers_[index_of(worker)].last_step);
   memory_.advance(worker);
   workers_[index_of(worker)].verb.generation = t.generation + 1;
-  if (++t.arrived < team_size()) return;
+  if (++t.arrived < t.size) return;
   ++t.generation;
   t.passed[t.generation % 2] = t.gathering;
   t.steps_passed[t.generation % 2] = t.steps_gathering;
@@ -184,20 +194,22 @@ void Machine::arrive(int worker) {
 }
 
 const std::vector<int>& Machine::before_barrier(int worker) const {
-  return team(worker).steps_passed[workers_[index_of(worker)].verb.generation % 2];
+  return barrier_of(worker).steps_passed[workers_[index_of(worker)].verb.generation % 2];
 }
 
 bool Machine::arrive_last(int worker) {
-  Team& t = team(worker);
+  Team& t = team(team_of(worker, Meeting::team));
   t.known_to_last.join(memory_.clock(worker));
   memory_.advance(worker);
-  if (++t.done < team_size()) return false;
+  if (++t.done < t.size) return false;
   memory_.clock(worker).join(t.known_to_last);
   t.done = 0;
   t.known_to_last = {};
   return true;
 }
 
-void Machine::pass(int worker) { memory_.clock(worker).join(team(worker).passed[workers_[index_of(worker)].verb.generation % 2]); }
+void Machine::pass(int worker) {
+  memory_.clock(worker).join(barrier_of(worker).passed[workers_[index_of(worker)].verb.generation % 2]);
+}
 
 }  // namespace heddle::explorer

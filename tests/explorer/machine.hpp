@@ -24,6 +24,8 @@ class Scenario {
   virtual std::string name() const = 0;
   virtual int ranks() const = 0;
   virtual int workers_a_rank() const { return 1; }
+  /// Workers of a rank that dispatch, where the others have another role and are a team of their own; 0: all are of one role.
+  virtual int dispatchers() const { return 0; }
   virtual bool live(int) const { return true; }
   virtual std::size_t part_bytes() const = 0;
   /// Plain memory of a part from here on starts as poison instead of zeros.
@@ -87,7 +89,10 @@ class Machine {
   HeapMemory& memory() { return memory_; }
   HeapView view(int rank) const;
   bool live(int rank) const { return scenario_.live(rank); }
-  int team_size() const { return scenario_.workers_a_rank(); }
+  int rank_size() const { return scenario_.workers_a_rank(); }
+  /// The team of one of a rank's workers: how many are in it, and which of the rank's is its first.
+  int team_size(int index) const { return dispatches(index) ? scenario_.dispatchers() : rank_size() - scenario_.dispatchers(); }
+  int team_begin(int index) const { return dispatches(index) ? 0 : scenario_.dispatchers(); }
   int worker_id(int rank, int index) const { return rank * scenario_.workers_a_rank() + index; }
   /// Is this an address beside the heap, where nothing is?
   bool misses_heap(const void* address) const;
@@ -98,7 +103,9 @@ class Machine {
   int now() const { return step_count_ - 1; }
   Verb& happening() { return steps_[static_cast<std::size_t>(step_count_ - 1)].verb; }
   int choose(int alternatives);
-  void arrive(int worker);
+  /// Which barrier: that of a worker's team, or that of all workers of its rank.
+  enum class Meeting : std::uint8_t { team, rank };
+  void arrive(int worker, Meeting meeting);
   void pass(int worker);
   /// Is this worker the last of its team? It then knows what all did before.
   bool arrive_last(int worker);
@@ -114,8 +121,9 @@ class Machine {
     int steps = 0;
     int last_step = -1;
   };
-  /// The barrier of one rank's workers; two generations may be in use at a time.
+  /// A barrier of some of one rank's workers; two generations may be in use at a time.
   struct Team {
+    int size = 1;
     int arrived = 0;
     std::uint64_t generation = 0;
     Clock gathering;
@@ -135,8 +143,18 @@ class Machine {
   std::string schedule() const;
   std::string trace() const;
   std::string describe(const Step& step) const;
-  Team& team(int worker) { return teams_[static_cast<std::size_t>(worker / scenario_.workers_a_rank())]; }
-  const Team& team(int worker) const { return teams_[static_cast<std::size_t>(worker / scenario_.workers_a_rank())]; }
+  bool dispatches(int index) const { return index < scenario_.dispatchers(); }
+  /// A rank's teams: all its workers, those that dispatch, the others.
+  std::size_t team_of(int worker, Meeting meeting) const {
+    const int rank = worker / rank_size();
+    const int which = meeting == Meeting::rank ? 0 : (dispatches(worker % rank_size()) ? 1 : 2);
+    return static_cast<std::size_t>(3 * rank + which);
+  }
+  void start_teams();
+  Team& team(std::size_t index) { return teams_[index]; }
+  const Team& team(std::size_t index) const { return teams_[index]; }
+  /// The barrier that a worker is at.
+  const Team& barrier_of(int worker) const { return team(workers_[static_cast<std::size_t>(worker)].verb.team); }
 
   Scenario& scenario_;
   Options options_;

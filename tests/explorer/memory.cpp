@@ -147,6 +147,14 @@ void HeapMemory::store_word(int worker, std::size_t offset, Word value, bool rel
   advance(worker);
 }
 
+Word HeapMemory::add_to_word(int worker, std::size_t offset, std::uint32_t n) {
+  const std::size_t newest = newest_version(offset);
+  const Word before = word(offset, newest).value;
+  see_word(worker, offset, newest, true);
+  store_word(worker, offset, before + n, true);
+  return before;
+}
+
 std::size_t HeapMemory::oldest_version(int worker, std::size_t offset) const {
   const WordCell& word = words_[offset / sizeof(Word)];
   for (std::size_t version = word.versions.size() - 1; version > word.floor[at(worker)]; --version) {

@@ -72,6 +72,8 @@ class HeapMemory {
   void store_word(int worker, std::size_t offset, Word value, bool release);
   const WordVersion& word(std::size_t offset, std::size_t version) const { return words_[offset / sizeof(Word)].versions[version]; }
   std::size_t newest_version(std::size_t offset) const { return words_[offset / sizeof(Word)].versions.size() - 1; }
+  /// Adds to the newest version and sees it: what its adders released is known, and released again. Returns what it was.
+  Word add_to_word(int worker, std::size_t offset, std::uint32_t n);
   /// The oldest version that this worker may still see.
   std::size_t oldest_version(int worker, std::size_t offset) const;
   void see_word(int worker, std::size_t offset, std::size_t version, bool acquire);

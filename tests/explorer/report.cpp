@@ -30,6 +30,8 @@ const char* verb_text(VerbKind kind) {
       return "add_words";
     case VerbKind::publish:
       return "publish";
+    case VerbKind::count:
+      return "add";
     case VerbKind::wait:
       return "acquire";
     case VerbKind::peek:
@@ -48,8 +50,8 @@ const char* verb_text(VerbKind kind) {
 }  // namespace
 
 std::string Machine::worker_name(int worker) const {
-  return team_size() == 1 ? fmt::format("rank {}", worker)
-                          : fmt::format("rank {} worker {}", worker / team_size(), worker % team_size());
+  return rank_size() == 1 ? fmt::format("rank {}", worker)
+                          : fmt::format("rank {} worker {}", worker / rank_size(), worker % rank_size());
 }
 
 std::string Machine::describe(std::size_t heap_offset) const {
@@ -66,7 +68,8 @@ std::string Machine::describe(const Step& step) const {
     if (access.to == Access::To::bell) continue;
     text += fmt::format(" {} {}", access.writes ? "to" : "from", describe(access.range.begin));
   }
-  if (step.verb.kind == VerbKind::publish) text += fmt::format(" := {}", word_text_of(step.verb.value));
+  if (step.verb.kind == VerbKind::publish || step.verb.kind == VerbKind::count)
+    text += fmt::format(" := {}", word_text_of(step.verb.value));
   if (step.alternative != 0) text += "  (sees the oldest it may)";
   return text;
 }

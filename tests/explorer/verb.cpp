@@ -11,6 +11,7 @@ void Verb::reset(VerbKind to) {
   word = 0;
   version = 0;
   rung = 0;
+  team = 0;
   generation = 0;
 }
 

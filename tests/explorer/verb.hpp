@@ -10,10 +10,25 @@
 
 namespace heddle::explorer {
 
-enum class VerbKind : std::uint8_t { local, read, write, copy, reduce, add, publish, wait, peek, look, rest, barrier, arrive };
+enum class VerbKind : std::uint8_t {
+  local,
+  read,
+  write,
+  copy,
+  reduce,
+  add,
+  publish,
+  count,
+  wait,
+  peek,
+  look,
+  rest,
+  barrier,
+  arrive
+};
 
 struct Access {
-  /// bell: [part, part + 1), rung by every word store into a part; team: [rank, rank + 1), counts its workers.
+  /// bell: [part, part + 1), rung by every word store into a part; team: [team, team + 1), counts its workers.
   enum class To : std::uint8_t { plain, word, bell, team };
   Range range;
   To to = To::plain;
@@ -26,9 +41,10 @@ struct Verb {
   WordName name;                 ///< of the word waited for
   Word value = 0;                ///< stored, or the tag and least value waited for
   bool any_tag = false;          ///< wait (a planted bug): every tag but 0 will do
-  std::size_t word = 0;          ///< heap offset of the word of publish, wait, peek
-  std::size_t version = 0;       ///< publish: which version of its word it made
-  std::uint32_t rung = 0;        ///< rest: rings already seen; publish: rings of the part after it
+  std::size_t word = 0;          ///< heap offset of the word of publish, count, wait, peek
+  std::size_t version = 0;       ///< publish, count: which version of its word it made
+  std::uint32_t rung = 0;        ///< rest: rings already seen; publish, count: rings of the part after it
+  std::size_t team = 0;          ///< barrier: whose
   std::uint64_t generation = 0;  ///< barrier: the one that lets this worker pass
 
   void reset(VerbKind to);

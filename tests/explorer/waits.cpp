@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "explorer/worker.hpp"
+#include "signal/fault.hpp"
 
 namespace heddle::explorer {
 
@@ -20,6 +21,35 @@ void ExplorerWorker::store_word(Word* word, Word value, bool release) {
   memory.store_word(id_, offset, value, release);
   machine_.happening().version = memory.newest_version(offset);
   machine_.happening().rung = memory.rings(static_cast<int>(part));
+}
+
+std::uint32_t ExplorerWorker::add(Word* word, std::uint32_t n) {
+  HeapMemory& memory = machine_.memory();
+  const std::size_t offset = machine_.range(word, sizeof(Word)).begin;
+  const auto part = static_cast<std::size_t>(heap_.rank);
+  if (heap_.owner(word) != heap_.rank)
+    machine_.violate(fmt::format("{} adds to a counter of another rank", machine_.worker_name(id_)));
+  if (!memory.make_word(offset))
+    machine_.violate(fmt::format("{} was plain memory before it was a word", machine_.describe(offset)));
+  Verb& verb = machine_.prepare(id_, VerbKind::count);
+  verb.word = offset;
+  verb.accesses.push_back({{offset, offset + sizeof(Word)}, Access::To::word, true});
+  verb.accesses.push_back({{part, part + 1}, Access::To::bell, true});
+  machine_.step(id_);
+  const Word before = memory.add_to_word(id_, offset, n);
+  if (word_tag(before) != epoch_) {
+    machine_.violate(
+        fmt::format("{} adds to {} before this call has begun it", machine_.worker_name(id_), machine_.describe(offset)));
+  }
+  machine_.happening().value = before + n;
+  machine_.happening().version = memory.newest_version(offset);
+  machine_.happening().rung = memory.rings(heap_.rank);
+  return word_value(before);
+}
+
+bool ExplorerWorker::fail(const WordName& name, std::uint64_t expected, std::uint64_t seen) {
+  machine_.violate(fmt::format("{} gave up over {} from rank {}: expected {}, saw {}", machine_.worker_name(id_),
+                               word_text(name.kind).word, name.peer, expected, seen));
 }
 
 std::size_t ExplorerWorker::choose_version(std::size_t oldest, std::size_t newest) {
@@ -85,16 +115,15 @@ bool ExplorerWorker::rest(Patience& patience, const WordName& name, Word, Word) 
 
 bool ExplorerWorker::last_of_team() {
   if (count() == 1) return true;
-  const auto rank = static_cast<std::size_t>(heap_.rank);
-  machine_.prepare(id_, VerbKind::arrive).accesses.push_back({{rank, rank + 1}, Access::To::team, true});
+  const auto team = static_cast<std::size_t>(id_ - index_);  // its first worker stands for it
+  machine_.prepare(id_, VerbKind::arrive).accesses.push_back({{team, team + 1}, Access::To::team, true});
   machine_.step(id_);
   return machine_.arrive_last(id_);
 }
 
-bool ExplorerWorker::team_barrier() {
-  if (count() == 1) return true;
+bool ExplorerWorker::meet(Machine::Meeting meeting) {
   machine_.prepare(id_, VerbKind::barrier);
-  machine_.arrive(id_);
+  machine_.arrive(id_, meeting);
   machine_.step(id_);
   machine_.pass(id_);
   return true;

@@ -9,7 +9,7 @@
 
 namespace heddle::explorer {
 
-static_assert(Worker<ExplorerWorker>);
+static_assert(CountingWorker<ExplorerWorker>);
 
 namespace {
 constexpr std::byte unfinished{0xEE};  // what the destination of a copy under way shows
@@ -18,7 +18,11 @@ std::size_t size_of(const RowFormat& format) { return format.row_bytes(); }
 }  // namespace
 
 ExplorerWorker::ExplorerWorker(Machine& machine, int rank, int index)
-    : machine_(machine), heap_(machine.view(rank)), index_(index), id_(machine.worker_id(rank, index)) {}
+    : machine_(machine),
+      heap_(machine.view(rank)),
+      index_(index - machine.team_begin(index)),
+      count_(machine.team_size(index)),
+      id_(machine.worker_id(rank, index)) {}
 
 void ExplorerWorker::violate_race(const char* now, const Race& race) {
   machine_.violate(fmt::format("race: {} {} {}, not ordered after the {} by {} in step {}", machine_.worker_name(id_), now,
@@ -226,7 +230,7 @@ void ExplorerWorker::sum_terms(bf16* out, const SumFormat& format, const LastTer
 
 void ExplorerWorker::end_launch() {
   ExplorerWorker::complete_all();
-  ExplorerWorker::team_barrier();
+  if (machine_.rank_size() > 1) meet(Machine::Meeting::rank);
 }
 
 }  // namespace heddle::explorer

@@ -23,7 +23,7 @@ class ExplorerWorker : public OneLane<ExplorerWorker> {
   ExplorerWorker(Machine& machine, int rank, int index);
 
   int index() const { return index_; }
-  int count() const { return machine_.team_size(); }
+  int count() const { return count_; }
   const HeapView& heap() const { return heap_; }
   std::uint32_t epoch() const { return epoch_; }
   bool all_live() const { return false; }
@@ -59,6 +59,14 @@ class ExplorerWorker : public OneLane<ExplorerWorker> {
     wait_for(word, name, least, value, {});
     return true;
   }
+  void start_count(Word* word) { store_word(word, pack_word(epoch_, 0), false); }
+  std::uint32_t add(Word* word, std::uint32_t n);
+  bool acquire_own(const Word* word, const WordName& name, std::uint32_t least) {
+    std::uint32_t value = 0;
+    wait_for(word, name, least, value, {});
+    return true;
+  }
+  bool fail(const WordName& name, std::uint64_t expected, std::uint64_t seen);
   bool peek(const Word* word, std::uint32_t& value);
   template <class To>
   void send_tagged(int n, To to, const std::byte* from, int words, const RowPart& part) {
@@ -111,7 +119,7 @@ class ExplorerWorker : public OneLane<ExplorerWorker> {
   }
   Patience look();
   bool rest(Patience& patience, const WordName& name, Word expected, Word seen);
-  bool team_barrier();
+  bool team_barrier() { return count() == 1 || meet(Machine::Meeting::team); }
   bool squad_barrier() { return team_barrier(); }
   bool last_of_team();
   template <class Terms>
@@ -178,11 +186,13 @@ class ExplorerWorker : public OneLane<ExplorerWorker> {
   void settle(const Copy& copy);
   std::size_t choose_version(std::size_t oldest, std::size_t newest);
   void sum_terms(bf16* out, const SumFormat& format, const LastTerm& last);
+  bool meet(Machine::Meeting meeting);
   [[noreturn]] void violate_race(const char* now, const Race& race);
 
   Machine& machine_;
   HeapView heap_;
-  int index_;
+  int index_;  ///< in its team, of count_
+  int count_;
   int id_;
   std::uint32_t epoch_ = 0;
   std::uint32_t tickets_ = 0;
