@@ -88,7 +88,7 @@ void add_data(const MegaLayout& layout, Map& map) {
       EXPECT_EQ(layout.weight(token * shape.topk + choice),
                 layout.routing(token) + 4 * static_cast<std::size_t>(shape.topk + choice));
     }
-    if (layout.has_shared) map.add("shared result", layout.shared_result(token), layout.returned.row_bytes(), 16);
+    if (layout.has_shared) map.add("shared slot", layout.shared_slot(token), layout.returned.row_bytes(), 16);
   }
   for (int expert = 0; expert < shape.max_local_experts; ++expert) {
     for (int source = 0; source < shape.ranks; ++source) {

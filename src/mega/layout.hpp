@@ -96,8 +96,7 @@ struct MegaLayout {
   HEDDLE_HOST_DEVICE int shared_blocks() const { return has_shared ? parts_of(shape.cap, block_rows) : 0; }
   HEDDLE_HOST_DEVICE std::size_t word_bytes() const { return shared_step_word(shared_blocks(), 0) - areas.mega_words; }
 
-  // Dispatch area: the input region, tables and counts, the arrived ring, the intermediate ring; the shared expert's activations
-  // and results, which are made before this rank knows that nobody pulls from its combine area any more.
+  // Dispatch area: the input region, tables and counts, the arrived ring, the intermediate ring, the shared expert's activations.
   HEDDLE_HOST_DEVICE std::size_t row(int token) const { return areas.dispatch + size(token) * wire.row_bytes(); }
   /// A token's ids, then its weights.
   HEDDLE_HOST_DEVICE std::size_t routing(int token) const { return row(shape.cap) + size(token) * routing_bytes(shape.topk); }
@@ -121,14 +120,15 @@ struct MegaLayout {
   HEDDLE_HOST_DEVICE StepRegion shared_intermediate() const {
     return {shared, align_up(intermediate().end(), 128), has_shared ? size(shape.cap) : 0};
   }
-  HEDDLE_HOST_DEVICE std::size_t shared_result(int token) const {
-    return align_up(shared_intermediate().end(), 128) + size(token) * returned.row_bytes();
-  }
-  HEDDLE_HOST_DEVICE std::size_t dispatch_bytes() const { return shared_result(has_shared ? shape.cap : 0) - areas.dispatch; }
+  HEDDLE_HOST_DEVICE std::size_t dispatch_bytes() const { return shared_intermediate().end() - areas.dispatch; }
 
-  // Combine area: slots [token][choice] of this rank's own tokens.
+  // Combine area: slots [token][choice] of this rank's own tokens, then the shared expert's, one a token. Written only after rows
+  // are counted: before, ranks that are late in another call may still pull from this area.
   HEDDLE_HOST_DEVICE std::size_t slot(int pair) const { return areas.combine + size(pair) * returned.row_bytes(); }
-  HEDDLE_HOST_DEVICE std::size_t combine_bytes() const { return slot(shape.cap * shape.topk) - areas.combine; }
+  HEDDLE_HOST_DEVICE std::size_t shared_slot(int token) const {
+    return slot(shape.cap * shape.topk) + size(token) * returned.row_bytes();
+  }
+  HEDDLE_HOST_DEVICE std::size_t combine_bytes() const { return shared_slot(has_shared ? shape.cap : 0) - areas.combine; }
 
  private:
   HEDDLE_HOST_DEVICE static std::size_t size(int value) { return static_cast<std::size_t>(value); }

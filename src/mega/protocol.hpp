@@ -297,7 +297,7 @@ HEDDLE_PROTOCOL bool mega_sum(W& w, const MegaCall& call, const float* shared_fa
     };
     LastTerm last;
     if (layout.has_shared) {
-      last.row = heap.template mine<const bf16>(layout.shared_result(token));
+      last.row = heap.template mine<const bf16>(layout.shared_slot(token));
       last.factor = shared_factors == nullptr ? 1.0f : shared_factors[token];
     }
     bf16* row = out + static_cast<std::size_t>(token) * static_cast<std::size_t>(layout.returned.hidden);

@@ -33,9 +33,12 @@ class MegaTasks {
  public:
   MegaTasks(W& w, const MegaCall& call, Products& products) : w_(w), call_(call), layout_(call.layout), products_(products) {}
 
-  /// The shared expert's tasks, which need no counts; then the rank's tasks, one after the other, until all are taken.
+  /// GEMM 1 of the shared expert, which needs no counts; its GEMM 2, whose slots may be written only then; and the rank's tasks,
+  /// one after the other, until all are taken.
   bool run() {
-    if (!w_.begin() || !run_shared() || !mega_await_counts(w_, layout_)) return false;
+    if (!w_.begin()) return false;
+    run_all_shared_gemm1();
+    if (!mega_await_counts(w_, layout_) || !run_all_shared_gemm2()) return false;
     const MegaSchedule schedule = layout_.schedule(call_.blocks().count());
     for (int place = mega_claim(w_, layout_); place < schedule.tasks(); place = mega_claim(w_, layout_)) {
       const MegaTask task = schedule.task(place);
@@ -77,12 +80,12 @@ class MegaTasks {
     return true;
   }
 
-  /// Dealt beforehand: all are of one size. GEMM 1 waits for nobody, so GEMM 2 waits for what is under way.
-  bool run_shared() {
-    if (!layout_.has_shared) return true;
-    const int blocks = parts_of(call_.input.tokens, layout_.block_rows);
+  // The shared expert's tasks are dealt beforehand: all are of one size. GEMM 1 waits for nobody, so GEMM 2 waits for what is under
+  // way.
+  int shared_blocks() const { return layout_.has_shared ? parts_of(call_.input.tokens, layout_.block_rows) : 0; }
+  void run_all_shared_gemm1() {
     const int steps = layout_.shared.steps();
-    for (int task = w_.index(); task < blocks * steps; task += w_.count()) {
+    for (int task = w_.index(); task < shared_blocks() * steps; task += w_.count()) {
       const int block = task / steps;
       const int part = task % steps;
       const int first = block * layout_.block_rows;
@@ -90,7 +93,9 @@ class MegaTasks {
             products_.shared_gemm1(first, part, shared_rows(block)));
       mega_note_shared_step(w_, layout_, block, part);
     }
-    for (int task = w_.index(); task < blocks * layout_.gemm2_tasks(); task += w_.count()) {
+  }
+  bool run_all_shared_gemm2() {
+    for (int task = w_.index(); task < shared_blocks() * layout_.gemm2_tasks(); task += w_.count()) {
       if (!run_shared_gemm2(task / layout_.gemm2_tasks(), task % layout_.gemm2_tasks())) return false;
     }
     return true;
@@ -108,7 +113,7 @@ class MegaTasks {
     const bf16* results = products_.shared_gemm2(part, rows);
     const int columns = columns_of(part);
     for (int i = 0; i < rows; ++i) {
-      const std::size_t to = layout_.shared_result(first + i) + static_cast<std::size_t>(part * task_columns) * sizeof(bf16);
+      const std::size_t to = layout_.shared_slot(first + i) + static_cast<std::size_t>(part * task_columns) * sizeof(bf16);
       w_.copy_bytes(w_.heap().template mine<std::byte>(to), results + i * columns,
                     static_cast<std::size_t>(columns) * sizeof(bf16));
     }
