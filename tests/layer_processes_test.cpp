@@ -48,7 +48,7 @@ TEST(LayerProcesses, GiveTheBitsOfThreads) {
   for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(rounds(24)); ++i) {
     Chance chance(seed + i + 1000000007);
     Case c = random_case(seed + i, chance.one_of({1, 2, 3, 8}));
-    c.take(all_routes[(seed + i) % std::size(all_routes)]);
+    c.take(host_routes[(seed + i) % std::size(host_routes)]);
     c.options.runner = random_runner(chance, c.options.way);
     if (chance.one_in(4)) make_tensor_parallel(c);
     SCOPED_TRACE(text_of(c));
@@ -87,7 +87,7 @@ Tokens without_rank(const Case& c, const Tokens& tokens, int dead) {
 TEST(LayerProcesses, AKilledRankIsNamedAndThenLeftOut) {
   const std::uint64_t seed = announced_seed();
   const milliseconds deadline(is_sanitized ? 3000 : 700);
-  for (const Route& route : all_routes) {
+  for (const Route& route : host_routes) {
     constexpr int killed = 1;
     Case c = random_case(seed, 3);
     c.take(route);
@@ -100,7 +100,7 @@ TEST(LayerProcesses, AKilledRankIsNamedAndThenLeftOut) {
     const std::vector<bf16> wanted = run_layer(source, c, tokens).outputs;
     const std::vector<bf16> wanted_without = run_layer(source, c, without_rank(c, tokens, killed)).outputs;
     const SharedValues outputs(wanted.size());
-    const std::string name = group_name("killed") + "." + std::to_string(&route - all_routes);
+    const std::string name = group_name("killed") + "." + std::to_string(&route - host_routes);
     const std::vector<int> statuses = run_processes(3, [&](int rank) {
       const auto group = join_process_group(name, rank, 3, {milliseconds(60000)});
       const OneLayer one(*group, source, c);

@@ -68,7 +68,7 @@ void expect_bytes(const std::vector<LayerReport>& reports, PhaseReport LayerRepo
 /// What a call reports must follow from its routing.
 void expect_reports(const Case& c, const LayerSource& source, const Tokens& tokens, const std::vector<LayerReport>& reports) {
   const Expected expected = expected_of(c, tokens);
-  const bool by_pair = c.options.way == Way::low_latency;
+  const bool by_pair = c.options.way == Way::low_latency || c.options.way == Way::mega;
   const Rows& travel = c.options.way == Way::gather ? expected.everywhere : by_pair ? expected.pairs : expected.copies;
   std::uint64_t sent = 0, received = 0, real = 0, gemm2_bytes = 0;
   for (const LayerReport& report : reports) {
@@ -117,7 +117,7 @@ TEST(LayerReference, RandomLayers) {
   for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(rounds(90)) && !::testing::Test::HasFailure(); ++i) {
     Chance chance(seed + i + 1000000007);
     Case c = random_case(seed + i, chance.one_of({1, 2, 3, 8}));
-    c.take(all_routes[(seed + i) % std::size(all_routes)]);
+    c.take(host_routes[(seed + i) % std::size(host_routes)]);
     c.options.runner = random_runner(chance, c.options.way);
     if (chance.one_in(5)) make_tensor_parallel(c);
     if (c.layer.shared_kind && c.layer.shared_intermediate == c.layer.shape.intermediate && chance.one_in(2)) {
@@ -153,7 +153,7 @@ TEST(LayerReference, HiddenSizesOfRealModels) {
     c.tokens = {4, 7};
     c.options.cap = 8;
     SyntheticLayer layer(c.layer);
-    for (const Route& route : all_routes) {
+    for (const Route& route : host_routes) {
       if (is_sanitized && hidden > 2880 && route.way != Way::elastic) continue;
       c.take(route);
       check(c, layer.source(), bounds);
@@ -174,7 +174,7 @@ TEST(LayerReference, ManyRanks) {
       for (int rank = 0; rank < ranks; ++rank) c.tokens.push_back(rank % 4);
       c.options.cap = 3;
       SyntheticLayer layer(c.layer);
-      for (const Route& route : all_routes) {
+      for (const Route& route : host_routes) {
         c.take(route);
         check(c, layer.source(), bounds);
       }
@@ -187,7 +187,7 @@ TEST(LayerReference, ChoicesATokenFrom1To16) {
   Bounds bounds;
   for (int topk = 1; topk <= 16; ++topk) {
     for (int i = 0; i < 2; ++i) {
-      Case c = plain_case(seed, all_routes[(topk + 3 * i) % static_cast<int>(std::size(all_routes))]);
+      Case c = plain_case(seed, host_routes[(topk + 3 * i) % static_cast<int>(std::size(host_routes))]);
       c.layer.shape.experts = 16 + topk % 3;
       c.layer.shape.topk = topk;
       c.placement = Placement::contiguous(c.layer.shape.experts, 3);
@@ -204,7 +204,7 @@ TEST(LayerReference, SkewsAndEmptiness) {
   with_shared.shared_intermediate = 192;
   SyntheticLayer layer(plain_case(seed, {}).layer);
   SyntheticLayer layer_with_shared(with_shared);
-  for (const Route& route : all_routes) {
+  for (const Route& route : host_routes) {
     Case c = plain_case(seed, route);
     c.hot_rank = 1;  // every choice as far as its experts reach
     check(c, layer.source(), bounds);
@@ -230,7 +230,7 @@ TEST(LayerReference, EveryWeightKindAndActivation) {
       for (const int group : {128, 32}) {
         for (const ScaleFormat scale : {ScaleFormat::ue8m0, ScaleFormat::f32}) {
           if (activation == Activation::bf16 && group == 32) continue;  // nothing is quantised
-          Case c = plain_case(seed, all_routes[route++ % std::size(all_routes)]);
+          Case c = plain_case(seed, host_routes[route++ % std::size(host_routes)]);
           c.layer.shape.hidden = 320;  // the last group is short
           c.layer.shape.intermediate = 192;
           c.layer.kind = kind;
@@ -274,12 +274,13 @@ TEST(LayerReference, EveryWireThereAndBack) {
   for (const Wire wire : {Wire::bf16, Wire::fp8, Wire::nvfp4}) {
     for (const Wire combine_wire : {Wire::bf16, Wire::fp8, Wire::nvfp4}) {
       for (const WeightAt weight_at : {WeightAt::activation, WeightAt::combine}) {
-        for (const Route& route : all_routes) {
+        for (const Route& route : host_routes) {
           if (is_sanitized && (weight_at == WeightAt::combine) != (route.way == Way::elastic)) continue;
           Case c = plain_case(seed, route);
           c.options.wire = wire;
           c.options.combine_wire = combine_wire;
           c.options.weight_at = weight_at;
+          if (route.way == Way::mega && !fits_mega(c.options)) continue;
           check(c, layer.source(), bounds);
         }
       }

@@ -63,16 +63,26 @@ struct Route {
   Reduce reduce = Reduce::rank;
 };
 /// The ways whose outputs are summed over slots, and those that sum in two stages.
-inline constexpr Route slot_routes[] = {{Way::low_latency, Reduce::rank}, {Way::elastic, Reduce::home}};
+inline constexpr Route slot_routes[] = {{Way::low_latency, Reduce::rank}, {Way::elastic, Reduce::home}, {Way::mega, Reduce::rank}};
 inline constexpr Route two_stage_routes[] = {
     {Way::gather, Reduce::rank}, {Way::normal, Reduce::rank}, {Way::elastic, Reduce::rank}, {Way::one_sided, Reduce::rank}};
 inline constexpr Route all_routes[] = {{Way::gather, Reduce::rank},  {Way::normal, Reduce::rank},  {Way::low_latency, Reduce::rank},
                                        {Way::elastic, Reduce::rank}, {Way::elastic, Reduce::home}, {Way::one_sided, Reduce::rank}};
+/// On the host engine the fused layer, too.
+inline constexpr Route host_routes[] = {
+    {Way::gather, Reduce::rank},  {Way::normal, Reduce::rank},    {Way::low_latency, Reduce::rank}, {Way::elastic, Reduce::rank},
+    {Way::elastic, Reduce::home}, {Way::one_sided, Reduce::rank}, {Way::mega, Reduce::rank}};
 inline constexpr WeightKind all_kinds[] = {WeightKind::bf16, WeightKind::fp8_block, WeightKind::mxfp4, WeightKind::nvfp4,
                                            WeightKind::mxfp8};
 
 inline bool sums_slots(const LayerOptions& options) {
-  return options.way == Way::low_latency || options.way == Way::mega || (options.way == Way::elastic && options.reduce == Reduce::home);
+  return options.way == Way::low_latency || options.way == Way::mega ||
+         (options.way == Way::elastic && options.reduce == Reduce::home);
+}
+
+/// Does mega do what these ask for? What it does not, it refuses.
+inline bool fits_mega(const LayerOptions& options) {
+  return options.combine_wire == Wire::bf16 && options.weight_at == WeightAt::activation;
 }
 
 /// A layer and how it is called; `tokens` a rank.
@@ -94,6 +104,9 @@ struct Case {
   void take(const Route& route) {
     options.way = route.way;
     options.reduce = route.reduce;
+    if (route.way != Way::mega) return;
+    options.combine_wire = Wire::bf16;  // see fits_mega
+    options.weight_at = WeightAt::activation;
   }
 };
 

@@ -65,9 +65,9 @@ void expect_layers_do_not_disturb_each_other(std::uint64_t seed, bool tensor_par
   Chance chance(seed);
   const int ranks = chance.one_of({1, 2, 3, 5, 8});
   std::vector<Member> members;
-  for (std::size_t i = 0; i < std::size(all_routes) + 1; ++i) {
+  for (std::size_t i = 0; i < std::size(host_routes) + 1; ++i) {
     Case c = random_case(seed + 10 * i, ranks);
-    c.take(all_routes[i % std::size(all_routes)]);
+    c.take(host_routes[i % std::size(host_routes)]);
     if (tensor_parallel_too && chance.one_in(3)) make_tensor_parallel(c);
     members.push_back(member(c));
   }
@@ -153,7 +153,7 @@ bool has(const std::exception& error, const std::string& part) { return std::str
 
 std::vector<Case> cases_of_all_routes(std::uint64_t seed) {
   std::vector<Case> cases;
-  for (const Route& route : all_routes) {
+  for (const Route& route : host_routes) {
     cases.push_back(plain_case(seed, route));
     cases.push_back(plain_case(seed, route));
     make_tensor_parallel(cases.back());
@@ -205,7 +205,7 @@ void expect_refused_on_one(const Case& c, const std::function<void(LayerInput&, 
 
 TEST(LayerWorkspace, WrongChoicesOnOneRank) {
   const std::uint64_t seed = announced_seed();
-  for (const Route& route : all_routes) {
+  for (const Route& route : host_routes) {
     const Case c = plain_case(seed, route);
     expect_refused_on_one(
         c, [](LayerInput&, std::vector<std::int32_t>& ids) { ids[7] = 12; }, "12");
