@@ -21,6 +21,8 @@
 #include "exchange/normal/layout.hpp"
 #include "exchange/one_sided/layout.hpp"
 #include "heddle/exchange.hpp"
+#include "heddle/plan.hpp"
+#include "mega/layout.hpp"
 #include "signal/fault.hpp"
 #include "signal/words.hpp"
 
@@ -73,7 +75,7 @@ std::vector<std::string> kinds() {
 
 /// The page of a word: of the way whose name its kind begins with, else what all pages share.
 fs::path page_of(const std::string& kind) {
-  for (const char* page : {"gather", "normal", "low_latency", "elastic", "one_sided", "all_gather"}) {
+  for (const char* page : {"gather", "normal", "low_latency", "elastic", "one_sided", "all_gather", "mega"}) {
     if (kind.rfind(fmt::format("{}_", page), 0) == 0) return fmt::format("docs/protocols/{}.md", page);
   }
   return "docs/protocols/README.md";
@@ -106,8 +108,10 @@ TEST(DocsWords, EveryWordHasARowWithItsTextOnThePageOfItsWay) {
 }
 
 TEST(DocsWords, EveryFunctionThatPlacesAWordIsNamed) {
-  for (const std::string way : {"gather", "normal", "low_latency", "elastic", "one_sided", "all_gather"}) {
-    const std::string layout = way == "all_gather" ? "src/exchange/all_gather.hpp" : fmt::format("src/exchange/{}/layout.hpp", way);
+  for (const std::string way : {"gather", "normal", "low_latency", "elastic", "one_sided", "all_gather", "mega"}) {
+    const std::string layout = way == "all_gather" ? "src/exchange/all_gather.hpp"
+                               : way == "mega"     ? "src/mega/layout.hpp"
+                                                   : fmt::format("src/exchange/{}/layout.hpp", way);
     const std::string page = text_of(fmt::format("docs/protocols/{}.md", way));
     const auto functions = found_in(text_of(layout), "std::size_t (\\w+_word)\\(int");
     EXPECT_FALSE(functions.empty()) << layout;
@@ -162,6 +166,8 @@ TEST(DocsWords, PlacesAreTheLayouts) {
   expect_place("one_sided", "arrived_word", "s", places(&OneSidedLayout::arrived_word));
   expect_place("one_sided", "ready_word", "w", places(&OneSidedLayout::ready_word));
   expect_place("all_gather", "arrived_word", "s", places(&AllGatherLayout::arrived_word));
+  expect_place("mega", "announced_word", "s", places(&MegaLayout::announced_word));
+  expect_place("mega", "ready_word", "w", places(&MegaLayout::ready_word));
 }
 
 TEST(DocsWords, CountsOfLowLatencyEndItsDispatchArea) {
@@ -274,6 +280,27 @@ TEST(DocsWords, SizesAreTheCodes) {
     outputs += fmt::format(" {} |", grouped(memory(Way::gather, Reduce::rank, cap).outputs));
   }
   EXPECT_TRUE(has_row(page, outputs)) << "docs/ways.md has no row\n" << outputs;
+}
+
+TEST(DocsWords, SizesOfTheFusedLayerAreTheLayouts) {
+  const std::string page = text_of("docs/planning.md");
+  const auto expect_row = [&page](const char* begin, int ranks, int cap, int shared_experts) {
+    PlanRequest request;
+    request.shape = find_preset("deepseek-v4-flash").shape;
+    request.weights = WeightKind::mxfp4;
+    request.wire = Wire::fp8;
+    request.ranks = ranks;
+    request.cap = cap;
+    request.shared_experts = shared_experts;
+    request.machine = find_machine("h200");
+    const std::string row = fmt::format("{} {} | {} |", begin, grouped(mega_buffer(request, RingSize::live).bytes()),
+                                        grouped(mega_buffer(request, RingSize::full).bytes()));
+    EXPECT_TRUE(has_row(page, row)) << "docs/planning.md has no row\n" << row;
+  };
+  expect_row("| 8, 8,192 | 4.5 GB |", 8, 8192, 0);
+  expect_row("| 8, 8,192, shared expert inside | 4.7 GB |", 8, 8192, 1);
+  expect_row("| 8, 4,096 | 0.35 GB (a ring) |", 8, 4096, 0);
+  expect_row("| 64, 8,192 | 22 GB; 0.6 GB with a ring |", 64, 8192, 0);
 }
 
 }  // namespace

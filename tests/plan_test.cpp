@@ -267,9 +267,38 @@ TEST(Plan, NamesAreUniqueAndEveryNumberHasASource) {
       EXPECT_FALSE(quantity.source.empty()) << quantity.name;
     }
   }
-  for (const char* name : {"copies.needed_ranks", "traffic.elastic.dispatch", "article_buffers.mega.total", "activation.persistent",
-                           "gemm.gemm1_tasks", "floors.weights", "model.elastic.sms"}) {
+  for (const char* name :
+       {"copies.needed_ranks", "traffic.elastic.dispatch", "article_buffers.mega.total", "mega_buffer.live.total",
+        "activation.persistent", "gemm.gemm1_tasks", "floors.weights", "model.elastic.sms"}) {
     EXPECT_TRUE(names.contains(name)) << name;
+  }
+}
+
+// What the plan says of the fused layer is what its workspace then takes.
+TEST(Plan, TheFusedLayersBufferIsWhatItsLayoutSays) {
+  PlanRequest request = small_request();
+  for (const int shared : {0, 2}) {
+    request.shared_experts = shared;
+    request.machine.sms = 32;
+    ExchangeOptions options;
+    options.way = Way::mega;
+    options.hidden = request.shape.hidden;
+    options.topk = request.shape.topk;
+    options.cap = request.cap;
+    options.placement = Placement::contiguous(request.shape.experts, request.ranks);
+    options.wire = request.wire;
+    options.quantisation = request.quantisation;
+    options.arrived = default_layout(Way::mega);
+    options.workers = 32;
+    options.mega.intermediate = request.shape.intermediate;
+    options.mega.shared_intermediate = shared * request.shape.intermediate;
+    for (const RingSize ring : {RingSize::live, RingSize::full}) {
+      options.mega.ring = ring;
+      const ExchangeMemory memory = exchange_memory(options);
+      EXPECT_EQ(memory.dispatch + memory.combine + memory.mega_words, mega_buffer(request, ring).bytes());
+      if (ring == RingSize::full) continue;
+      EXPECT_EQ(memory.heap_bytes(request.ranks), own_layouts().at(Way::mega)(request));
+    }
   }
 }
 

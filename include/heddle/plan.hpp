@@ -204,6 +204,10 @@ std::uint64_t fused_worst_rows(const LayerShape& shape, int ranks, int cap);
 /// Rows of the ring: the row blocks that can be live at once, for the worst block size.
 std::uint64_t fused_ring_rows(const LayerShape& shape, int ranks, int cap, int sms);
 
+/// The fused layer's buffer on one rank as this library lays it out, for as many workers with tasks as the machine has SMs. Its
+/// regions and their sum are the layout's own numbers (src/mega/layout.hpp); results travel as bf16 whatever the request says.
+Buffer mega_buffer(const PlanRequest& request, RingSize ring);
+
 /// Bytes of a rank's workspace as a way's own layout reports them.
 using LayoutBytes = std::function<std::uint64_t(const PlanRequest&)>;
 

@@ -200,12 +200,9 @@ ExchangeMemory exchange_memory(const ExchangeOptions& options) {
       memory = memory_of(layout);
       break;
     }
-    case Way::mega: {
-      const MegaLayout layout = make_mega_layout(options, options.workers, {});
-      memory = memory_of(layout);
-      memory.mega_words = layout.word_bytes();
+    case Way::mega:
+      memory = memory_of(make_mega_layout(options, options.workers, {}));
       break;
-    }
   }
   AllGatherLayout all_gather;
   all_gather.shape = shape_of(options);

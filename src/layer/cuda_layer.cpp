@@ -18,6 +18,8 @@ namespace {
 
 ExchangeOptions checked_options(const DeviceWorkspace& workspace, std::size_t gpu, std::span<const LayerWeights> weights,
                                 const LayerOptions& options) {
+  if (options.way == Way::mega)
+    throw InputError("the fused layer's kernel for GPUs is not there yet; take another way, or the host engine");
   const auto ranks = static_cast<std::size_t>(workspace.ranks_on(gpu));
   if (weights.size() != ranks) {
     throw InputError(fmt::format("weights of {} ranks for the {} ranks of GPU {}", weights.size(), ranks, workspace.device(gpu)));

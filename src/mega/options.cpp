@@ -49,4 +49,12 @@ MegaLayout make_mega_layout(const ExchangeOptions& options, int workers, const A
   return layout;
 }
 
+ExchangeMemory memory_of(const MegaLayout& layout) {
+  ExchangeMemory memory;
+  memory.dispatch = layout.dispatch_bytes();
+  memory.combine = layout.combine_bytes();
+  memory.mega_words = layout.word_bytes();
+  return memory;
+}
+
 }  // namespace heddle

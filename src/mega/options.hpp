@@ -12,4 +12,7 @@ void check_mega(const ExchangeOptions& options);
 /// The layout for `workers` that run tasks at once. Wherever the buffer's size is wanted, it is this one's.
 MegaLayout make_mega_layout(const ExchangeOptions& options, int workers, const Areas& areas);
 
+/// What a rank's part of the heap needs for it; without room for outputs.
+ExchangeMemory memory_of(const MegaLayout& layout);
+
 }  // namespace heddle

@@ -6,6 +6,7 @@
 
 #include "heddle/error.hpp"
 #include "heddle/plan.hpp"
+#include "mega/options.hpp"
 #include "plan/ways.hpp"
 
 namespace heddle {
@@ -97,7 +98,7 @@ PaddedTensors padded_tensors(const LayerShape& shape, int ranks, int cap, Activa
 
 namespace {
 
-std::uint64_t workspace_bytes(Way way, const PlanRequest& request) {
+ExchangeOptions options_of(Way way, const PlanRequest& request) {
   ExchangeOptions options;
   options.way = way;
   options.hidden = request.shape.hidden;
@@ -108,15 +109,58 @@ std::uint64_t workspace_bytes(Way way, const PlanRequest& request) {
   options.combine_wire = request.combine_wire;
   options.quantisation = request.quantisation;
   options.arrived = default_layout(way);
-  return exchange_memory(options).heap_bytes(request.ranks);
+  return options;
+}
+
+MegaLayout mega_layout(const PlanRequest& request, RingSize ring) {
+  ExchangeOptions options = options_of(Way::mega, request);
+  options.combine_wire = Wire::bf16;
+  options.mega.intermediate = request.shape.intermediate;
+  options.mega.shared_intermediate = request.shared_experts * request.shape.intermediate;
+  options.mega.activation = request.activation();
+  options.mega.ring = ring;
+  return make_mega_layout(options, request.machine.sms, {});
+}
+
+std::uint64_t workspace_bytes(Way way, const PlanRequest& request) {
+  ExchangeMemory memory;
+  if (way == Way::mega) {
+    memory = memory_of(mega_layout(request, RingSize::live));
+    memory.outputs = exchange_memory(options_of(Way::gather, request)).outputs;  // the same for all ways
+  } else {
+    memory = exchange_memory(options_of(way, request));
+  }
+  return memory.heap_bytes(request.ranks);
 }
 
 }  // namespace
 
+Buffer mega_buffer(const PlanRequest& request, RingSize ring) {
+  const MegaLayout layout = mega_layout(request, ring);
+  const auto cap = static_cast<std::uint64_t>(request.cap);
+  const auto ring_rows = static_cast<std::uint64_t>(layout.ring_rows());
+  const auto in_ring = fmt::format("{} row blocks of {} rows", layout.ring_blocks, layout.block_rows);
+  const std::size_t tables = layout.index(0, 0, 0);
+  const StepRegion middle = layout.intermediate();
+  const StepRegion shared = layout.shared_intermediate();
+  Buffer buffer;
+  buffer.regions = {
+      {"input", cap, tables - layout.row(0), "cap rows with their ids and weights"},
+      {"tables", 0, layout.arrived(0) - tables, "local experts x ranks x (cap indices and a count), 4 bytes each"},
+      {"words", 0, layout.word_bytes(), fmt::format("of {} ring blocks, and the shared expert's", layout.ring_blocks)},
+      {"arrived", ring_rows, middle.begin - layout.arrived(0), in_ring + ", each row with its origin and weight"},
+      {"intermediate", ring_rows, shared.begin - middle.begin, in_ring},
+      {"result_slots", cap * static_cast<std::uint64_t>(request.shape.topk), layout.combine_bytes(),
+       request.shared_experts > 0 ? "cap x (k + 1) bf16 rows" : "cap x k bf16 rows"},
+  };
+  if (request.shared_experts > 0) buffer.regions.push_back({"shared_intermediate", cap, shared.end() - shared.begin, "cap rows"});
+  return buffer;
+}
+
 const std::map<Way, LayoutBytes>& own_layouts() {
   static const std::map<Way, LayoutBytes> layouts = [] {
     std::map<Way, LayoutBytes> all;
-    for (const Way way : {Way::gather, Way::normal, Way::low_latency, Way::elastic, Way::one_sided}) {
+    for (const Way way : {Way::gather, Way::normal, Way::low_latency, Way::elastic, Way::one_sided, Way::mega}) {
       all.emplace(way, [way](const PlanRequest& request) { return workspace_bytes(way, request); });
     }
     return all;

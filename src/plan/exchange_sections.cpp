@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <utility>
 
 #include "plan/sections.hpp"
 #include "plan/ways.hpp"
@@ -129,6 +130,23 @@ Section buffer_section(const PlanRequest& request) {
   return section;
 }
 
+Section mega_section(const PlanRequest& request) {
+  Section section{
+      "mega_buffer",
+      fmt::format("The fused layer's buffer of a rank, with a ring of live row blocks and of all (cap {})", request.cap),
+      {}};
+  const Adder bytes(section, Unit::bytes);
+  const std::string source = "this library's layout";
+  for (const auto& [name, ring] : {std::pair{"live", RingSize::live}, std::pair{"full", RingSize::full}}) {
+    const Buffer buffer = mega_buffer(request, ring);
+    for (const Region& region : buffer.regions)
+      bytes(fmt::format("{}.{}", name, region.name), fmt::format("{} ring, {}", name, region.name), double(region.bytes),
+            region.formula, source);
+    bytes(fmt::format("{}.total", name), fmt::format("{} ring, total", name), double(buffer.bytes()), "sum", source);
+  }
+  return section;
+}
+
 Section own_layout_section(const PlanRequest& request, const std::map<Way, LayoutBytes>& layouts) {
   Section section{"own_layouts", "Workspaces of a rank as this library lays them out", {}};
   for (const auto& [way, bytes_of] : layouts) {
@@ -141,8 +159,13 @@ Section own_layout_section(const PlanRequest& request, const std::map<Way, Layou
 }  // namespace
 
 std::vector<Section> all_sections(const PlanRequest& request, const std::map<Way, LayoutBytes>& layouts) {
-  std::vector<Section> sections{load_section(request),    copies_section(request), row_section(request),
-                                traffic_section(request), buffer_section(request), own_layout_section(request, layouts)};
+  std::vector<Section> sections{load_section(request),
+                                copies_section(request),
+                                row_section(request),
+                                traffic_section(request),
+                                buffer_section(request),
+                                mega_section(request),
+                                own_layout_section(request, layouts)};
   for (Section& section : compute_sections(request)) {
     sections.push_back(std::move(section));
   }
