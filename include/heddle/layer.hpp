@@ -17,11 +17,12 @@
 
 namespace heddle {
 
-/// What happens to the shared expert of a layer that has one.
+/// What happens to the shared expert of a layer that has one. The fused layer (mega) runs it inside, as tasks of its own, in
+/// either mode: the bits are the same.
 enum class SharedMode : std::uint8_t {
   alone,  ///< computed by itself on the rank's own tokens
   fused,  ///< one more expert of every rank, an extra choice of every own token that never travels
-};        // mega runs it inside, as tasks of its own, in either mode; the bits are the same
+};
 
 /// Everything a layer is created with. The same on all ranks.
 struct LayerOptions {
