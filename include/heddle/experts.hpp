@@ -146,7 +146,8 @@ class HostExperts {
   void routed(const RowView& rows, int count, int topk, const int* local_ids, const float* weights, RoutedOutput mode,
               ResultRows out, ExpertReport* report = nullptr) const;
 
-  // Parts of one expert, as the fused layer's tasks are cut. Rows and results are those of whole calls, bit for bit.
+  // Parts of one expert, as the fused layer's tasks are cut. Rows and results are those of whole calls, bit for bit. Throw
+  // InputError for an expert or a part that there is not.
 
   /// Columns [128 part, 128 part + 128) of the intermediate size, or what is left of them: GEMM 1 and activation of `count` rows.
   /// row_weights: one a row, or null for 1. Valid until the calling thread's next call of any runner.

@@ -56,6 +56,17 @@ void check_view(const ExpertSet& set, const char* runner, const RowView& rows, i
   }
 }
 
+/// A part of one expert's columns: does it begin inside of them?
+void check_part(const ExpertSet& set, int expert, int part, int part_columns, int columns) {
+  const auto experts = static_cast<int>(set.experts.size());
+  if (expert < 0 || expert >= experts)
+    throw InputError(fmt::format("a part of expert {}; there are {} local experts", expert, experts));
+  if (part < 0 || part >= (columns + part_columns - 1) / part_columns) {
+    throw InputError(fmt::format("part {} of {} columns; parts of {} are numbered from 0 to {}", part, columns, part_columns,
+                                 (columns + part_columns - 1) / part_columns - 1));
+  }
+}
+
 /// One expert's rows [begin, begin + count) of the view, results at the same places.
 void add_run(PairList& pairs, int expert, int begin, int count, const float* row_weights) {
   pairs.masked_m[size(expert)] = count;
@@ -215,11 +226,14 @@ void HostExperts::routed(const RowView& rows, int count, int topk, const int* lo
 }
 
 RowView HostExperts::activations(const RowView& rows, int count, const float* row_weights, int expert, int part) const {
+  check_part(*impl_, expert, part, activation_part, intermediate());
   check_view(*impl_, "part", rows, count);
   return run_activations(*impl_, rows, count, impl_->at_activation(row_weights), expert, part, expert_workspace());
 }
 
 void HostExperts::results(const RowView& activations, int count, int expert, int part, ResultRows out) const {
+  check_part(*impl_, expert, part, result_part, hidden());
+  check_view(*impl_, "part", activations, count);
   run_results(*impl_, activations, count, expert, part, expert_workspace(), {out.values, out.stride, nullptr});
 }
 

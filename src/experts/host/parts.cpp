@@ -7,8 +7,6 @@
 namespace heddle {
 namespace {
 
-constexpr int activation_part = 128;
-constexpr int result_part = 256;
 constexpr int scale_block = 128;  // rows of a matrix that share a row of fp8_block scales
 
 /// Rows [first, first + most) of a matrix, or what is left of them. `first` is a multiple of 128.

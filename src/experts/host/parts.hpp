@@ -5,6 +5,9 @@
 
 namespace heddle {
 
+constexpr int activation_part = 128;  ///< columns of the intermediate size in a part, and of the hidden size
+constexpr int result_part = 256;
+
 /// GEMM 1 and activation of columns [128 part, ...) of the intermediate size; into the workspace.
 RowView run_activations(const ExpertSet& set, const RowView& rows, int count, const float* weights, int expert, int part,
                         ExpertWorkspace& workspace);
