@@ -32,6 +32,8 @@ std::vector<MegaProblem> mega_problems() {
       problem(3, 1, 3, 2, {{2, 0, 2}, {1, 0, 2}}),    // rank 1 is dead
       problem(2, 2, 2, 1, {{2, 1}}),                  // several steps, several parts of a row
       problem(2, 3, 2, 2, {{4, 4}, {4, 3}, {2, 4}}),  // many blocks through the smallest ring
+      problem(2, 1, 2, 2, {{2, 1}, {1, 2}, {2, 2}}),  // two layers in turn
+      problem(3, 2, 3, 2, {{2, 1, 0}, {1, 2, 2}, {2, 0, 1}}),
   };
   all[3].block_rows = 2;
   all[4].dispatchers = 2;
@@ -40,6 +42,7 @@ std::vector<MegaProblem> mega_problems() {
   all[7].batches.hidden = 260;
   all[7].shared = true;
   all[8].dispatchers = 2;
+  for (const std::size_t i : {std::size_t{9}, std::size_t{10}}) all[i].alternates = all[i].shared = true;
   for (std::size_t i = 0; i < all.size(); ++i) all[i].batches.routing = static_cast<int>(i);
   return all;
 }

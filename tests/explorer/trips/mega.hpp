@@ -18,6 +18,7 @@ struct MegaProblem {
   int block_rows = 1;
   int ring_blocks = 2;  ///< at least the lag, 1, and one more
   bool shared = false;
+  bool alternates = false;  ///< every second call is of another layer, whose regions lie elsewhere
 };
 
 /// Makes of a row what Batches expects of an expert, times the weight. Values are codes of one byte, a step's scale tells whose it
@@ -104,34 +105,35 @@ class MegaCalls : public Scenario {
  public:
   explicit MegaCalls(const MegaProblem& problem)
       : problem_(problem), batches_(problem.batches), outputs_(static_cast<std::size_t>(problem.batches.ranks)) {
-    layout_.shape = batches_.shape();
-    layout_.wire = batches_.wire();
-    layout_.returned = batches_.returned();
-    layout_.activated = layout_.shared = {problem.batches.hidden, Activation::fp8, {}};
-    layout_.has_shared = problem.shared;
-    layout_.block_rows = problem.block_rows;
-    layout_.ring_blocks = problem.ring_blocks;
-    layout_.areas = place_areas(layout_.shape.ranks, layout_.dispatch_bytes(), layout_.combine_bytes(), 0);
+    layouts_[0] = layout_of(problem.block_rows, problem.ring_blocks, problem.shared, 1);
+    // Its tables lie where the first one's rings and what is behind them lie.
+    layouts_[1] = problem.alternates ? layout_of(problem.block_rows + 1, problem.ring_blocks + 1, false, 8) : layouts_[0];
+    const auto most = [this](auto bytes) { return std::max(bytes(layouts_[0]), bytes(layouts_[1])); };
+    const Areas areas = place_areas(ranks(), most([](const MegaLayout& one) { return one.dispatch_bytes(); }),
+                                    most([](const MegaLayout& one) { return one.combine_bytes(); }), 0);
+    for (MegaLayout& layout : layouts_) layout.areas = areas;
+    own_words_ = most([](const MegaLayout& one) { return one.word_bytes(); });
   }
 
   std::string name() const override {
-    return fmt::format("mega ({}, {} more dispatch, blocks of {}, {} in the ring{})", batches_.problem().name(),
-                       problem_.dispatchers, problem_.block_rows, problem_.ring_blocks, problem_.shared ? ", shared expert" : "");
+    return fmt::format("mega ({}, {} more dispatch, blocks of {}, {} in the ring{}{})", batches_.problem().name(),
+                       problem_.dispatchers, problem_.block_rows, problem_.ring_blocks, problem_.shared ? ", shared expert" : "",
+                       problem_.alternates ? ", two layers in turn" : "");
   }
   int ranks() const override { return batches_.problem().ranks; }
   int workers_a_rank() const override { return problem_.dispatchers + batches_.problem().workers; }
   int dispatchers() const override { return problem_.dispatchers; }
   bool live(int rank) const override { return batches_.live(rank); }
-  std::size_t part_bytes() const override { return layout_.areas.mega_words + align_up(layout_.word_bytes(), 128); }
-  std::size_t poisoned() const override { return layout_.areas.dispatch; }
-  void begin() override { memory_.assign(static_cast<std::size_t>(ranks()), Memory(layout_)); }
+  std::size_t part_bytes() const override { return layouts_[0].areas.mega_words + align_up(own_words_, 128); }
+  std::size_t poisoned() const override { return layouts_[0].areas.dispatch; }
+  void begin() override { memory_.assign(static_cast<std::size_t>(ranks()), Memory(layouts_[0])); }
 
   void work(Machine& machine, int rank, int index) override {
     W w(machine, rank, index);
     std::vector<bf16>& out = outputs_[static_cast<std::size_t>(rank)];
     for (int number = 0; number < batches_.calls(); ++number) {
       w.start();
-      if (index == 0) out.assign(static_cast<std::size_t>(layout_.shape.cap * layout_.wire.hidden), bf16{0xFFFF});
+      if (index == 0) out.assign(static_cast<std::size_t>(batches_.shape().cap * batches_.wire().hidden), bf16{0xFFFF});
       w.end_launch();
       const MegaCall call = call_of(number, rank);
       const bool done = index < problem_.dispatchers ? mega_dispatch(w, call) : run_tasks(w, call, out.data());
@@ -146,16 +148,29 @@ class MegaCalls : public Scenario {
   }
 
   std::string describe(std::size_t offset) const override {
-    const Areas& areas = layout_.areas;
+    const Areas& areas = layouts_[0].areas;
     if (offset < areas.words) return fmt::format("header+{}", offset);
     if (offset < areas.dispatch) return fmt::format("word {}", (offset - areas.words) / sizeof(Word));
-    if (offset < layout_.arrived(0)) return fmt::format("input or tables+{}", offset - areas.dispatch);
-    if (offset < areas.combine) return fmt::format("rings+{}", offset - layout_.arrived(0));
+    if (offset < areas.combine) return fmt::format("dispatch+{}", offset - areas.dispatch);
     if (offset < areas.mega_words) return fmt::format("slots+{}", offset - areas.combine);
     return fmt::format("own word {}", (offset - areas.mega_words) / sizeof(Word));
   }
 
  private:
+  MegaLayout layout_of(int block_rows, int ring_blocks, bool shared, int caps) const {
+    MegaLayout layout;
+    layout.shape = batches_.shape();
+    layout.shape.cap *= caps;
+    layout.wire = batches_.wire();
+    layout.returned = batches_.returned();
+    layout.activated = layout.shared = {problem_.batches.hidden, Activation::fp8, {}};
+    layout.has_shared = shared;
+    layout.block_rows = block_rows;
+    layout.ring_blocks = ring_blocks;
+    return layout;
+  }
+  const MegaLayout& layout_in(int number) const { return layouts_[static_cast<std::size_t>(number % 2)]; }
+
   /// Ordinary memory of one rank.
   struct Memory {
     explicit Memory(const MegaLayout& layout)
@@ -170,27 +185,28 @@ class MegaCalls : public Scenario {
 
   MegaCall call_of(int number, int rank) {
     Memory& own = memory_[static_cast<std::size_t>(rank)];
-    return {layout_,
+    return {layout_in(number),
             batches_.input(number, rank),
             batches_.placement(),
             batches_.local_experts(rank),
             {{own.numbers.data(), own.totals.data(), own.before.data()}, own.arrived.data(), own.rows.data(), own.ends.data()}};
   }
   bool run_tasks(W& w, const MegaCall& call, bf16* out) {
-    MegaProducts products(layout_, call.input.hidden, batches_.first_expert(w.heap().rank));
+    MegaProducts products(call.layout, call.input.hidden, batches_.first_expert(w.heap().rank));
     return MegaTasks(w, call, products).run() && mega_sum(w, call, nullptr, out);
   }
   std::vector<bf16> expected(int number, int rank) const {
     std::vector<bf16> out = batches_.outputs(number, rank);
     const SendInput input = batches_.input(number, rank);
-    for (std::size_t i = 0; problem_.shared && i < out.size(); ++i)
+    for (std::size_t i = 0; layout_in(number).has_shared && i < out.size(); ++i)
       out[i] = to_bf16(to_float(out[i]) + to_float(input.hidden[i]) + MegaProducts::shared_addend);
     return out;
   }
 
   MegaProblem problem_;
   Batches batches_;
-  MegaLayout layout_;
+  MegaLayout layouts_[2];
+  std::size_t own_words_ = 0;
   std::vector<Memory> memory_;
   std::vector<std::vector<bf16>> outputs_;
 };
