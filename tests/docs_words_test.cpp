@@ -282,6 +282,31 @@ TEST(DocsWords, SizesAreTheCodes) {
   EXPECT_TRUE(has_row(page, outputs)) << "docs/ways.md has no row\n" << outputs;
 }
 
+TEST(DocsWords, RegionsOfTheFusedLayerAreAsLargeAsItsPageSays) {
+  const std::string page = text_of("docs/protocols/mega.md");
+  EXPECT_NE(page.find("| `C (row + routing)` |"), std::string::npos);
+  EXPECT_NE(page.find("| `L R (4 C + 4)`, up to a multiple of 128 |"), std::string::npos);
+  EXPECT_NE(page.find("| `P B (row + 12)`, up to a multiple of 128 |"), std::string::npos);
+  EXPECT_NE(page.find("| `P B (pad16(D) + 4 ceil(D / 128))` with fp8 and ue8m0, up to a multiple of 128 |"), std::string::npos);
+  EXPECT_NE(page.find("| `C k back`, or `C (k + 1) back` |"), std::string::npos);
+  EXPECT_NE(page.find("| `384 + 8 P (2 + ceil(D / 128))` |"), std::string::npos);
+  MegaLayout layout;
+  layout.shape = {7, 35, 5, 3, 11};
+  layout.wire = {Wire::fp8, 192, {}, 1.0f};
+  layout.returned = {Wire::bf16, 192, {}, 1.0f};
+  layout.activated = {320, Activation::fp8, {}};
+  layout.block_rows = 8;
+  layout.ring_blocks = 9;
+  const std::size_t row = layout.wire.row_bytes();
+  EXPECT_EQ(layout.dispatch_bytes(), align_up(11 * (row + 32) + 5 * 7 * (4 * 11 + 4), 128) + align_up(72 * (row + 12), 128) +
+                                         align_up(72 * (320 + 4 * 3), 128));
+  EXPECT_EQ(layout.combine_bytes(), 11u * 3 * 384);
+  EXPECT_EQ(layout.word_bytes(), 384u + 8 * 9 * (2 + 3));
+  layout.has_shared = true;
+  layout.shared = layout.activated;
+  EXPECT_EQ(layout.combine_bytes(), 11u * 4 * 384);
+}
+
 TEST(DocsWords, SizesOfTheFusedLayerAreTheLayouts) {
   const std::string page = text_of("docs/planning.md");
   const auto expect_row = [&page](const char* begin, int ranks, int cap, int shared_experts) {
