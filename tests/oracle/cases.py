@@ -6,8 +6,9 @@ import numpy as np
 
 from layers import LayerSpec
 
-ALL_WAYS = ("gather", "normal", "low_latency", "elastic home", "elastic rank", "one_sided")
-SLOT_WAYS = ("low_latency", "elastic home")  # their output does not depend on the number of ranks
+EXCHANGES = ("gather", "normal", "low_latency", "elastic home", "elastic rank", "one_sided")
+ALL_WAYS = (*EXCHANGES, "mega")  # which takes neither weights at the combine nor a quantised wire back
+SLOT_WAYS = ("low_latency", "elastic home", "mega")  # their output does not depend on the number of ranks
 RANKS = (1, 2, 3, 8)
 
 
@@ -85,13 +86,13 @@ STUDIES = [
     # Options, through every way.
     Study("bf16 activations", "hf-fp8", options={"activation": "bf16"}, ranks=(1, 3)),
     Study("group 32, f32 scales", "hf-fp8", options={"group": 32, "scale": "f32"}, ranks=(3,)),
-    Study("weight at combine", "v4-u8", options={"weight_at": "combine"}, ranks=(1, 3)),
-    Study("weight at combine, bf16", "hf-bf16", options={"weight_at": "combine"}, ranks=(3,)),
+    Study("weight at combine", "v4-u8", options={"weight_at": "combine"}, ways=EXCHANGES, ranks=(1, 3)),
+    Study("weight at combine, bf16", "hf-bf16", options={"weight_at": "combine"}, ways=EXCHANGES, ranks=(3,)),
     Study("nvfp4 wire", "hf-fp8", options={"wire": "nvfp4"}, ranks=(1, 3)),
-    Study("fp8 combine", "hf-fp8", options={"combine_wire": "fp8"}, ranks=(1, 3)),
-    Study("nvfp4 combine", "v4-u8", options={"combine_wire": "nvfp4"}, ranks=(1, 3)),
-    Study("fp8 combine, weight there", "hf-fp8", options={"combine_wire": "fp8", "weight_at": "combine"}, ranks=(3,)),
-    Study("both wires nvfp4, bf16 act.", "hf-bf16", options={"wire": "nvfp4", "combine_wire": "nvfp4"}, ranks=(2,)),
+    Study("fp8 combine", "hf-fp8", options={"combine_wire": "fp8"}, ways=EXCHANGES, ranks=(1, 3)),
+    Study("nvfp4 combine", "v4-u8", options={"combine_wire": "nvfp4"}, ways=EXCHANGES, ranks=(1, 3)),
+    Study("fp8 combine, weight there", "hf-fp8", options={"combine_wire": "fp8", "weight_at": "combine"}, ways=EXCHANGES, ranks=(3,)),
+    Study("both wires nvfp4, bf16 act.", "hf-bf16", options={"wire": "nvfp4", "combine_wire": "nvfp4"}, ways=EXCHANGES, ranks=(2,)),
     # Options, through one way of each sum.
     Study("group 32", "v4-u8", options={"group": 32}, ways=("gather", "low_latency"), ranks=(2,)),
     Study("f32 scales", "hf-fp8", options={"scale": "f32"}, ways=("normal", "low_latency"), ranks=(2,)),
@@ -159,4 +160,6 @@ ALIASES = [
     ("pplx", "low_latency"),
     ("mooncake", "low_latency"),
     ("nixl", "low_latency"),
+    ("megamoe", "mega"),
+    ("flashinfer_megamoe", "mega"),
 ]
