@@ -36,6 +36,11 @@ void expect_equal_to_the_chain(const Case& c, int calls = 1) {
     EXPECT_EQ(fused.reports[rank].rows_sent, chain.reports[rank].rows_sent) << rank;
     EXPECT_EQ(fused.reports[rank].rows_real, chain.reports[rank].rows_real) << rank;
     EXPECT_EQ(fused.reports[rank].combine.remote_bytes, chain.reports[rank].combine.remote_bytes) << rank;
+    // Gate and up, 2 D bf16 values a row, are neither written nor read again.
+    const std::uint64_t gate_up = chain.reports[rank].rows_real * 4 * static_cast<std::uint64_t>(c.layer.shape.intermediate);
+    EXPECT_EQ(fused.reports[rank].gemm1.local_bytes + 2 * gate_up,
+              chain.reports[rank].gemm1.local_bytes + chain.reports[rank].activation.local_bytes)
+        << rank;
   }
 }
 
