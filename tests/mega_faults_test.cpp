@@ -21,6 +21,7 @@ Case small_layer(int ranks, int workers) {
   c.layer.shape = {64, 192, 2 * ranks + 1, 2, std::nullopt};
   c.layer.shared_kind = WeightKind::bf16;
   c.layer.shared_intermediate = 192;
+  c.gated_shared = true;  // the gate reads the tokens, too
   c.placement = Placement::contiguous(c.layer.shape.experts, ranks);
   c.options.way = Way::mega;
   c.options.cap = 30;
@@ -251,6 +252,7 @@ std::vector<Mistake> mistakes() {
           {"an id twice in a token", with([](LayerInput&, std::int32_t* ids, Step&, bf16*&) { ids[0] = ids[1] = 1; })},
           {"more tokens than the step",
            with([](LayerInput& input, std::int32_t*, Step& step, bf16*&) { step.max_tokens = input.tokens - 1; })},
+          {"fewer than no tokens", with([](LayerInput& input, std::int32_t*, Step&, bf16*&) { input.tokens = -1; })},
           {"no hidden states", with([](LayerInput& input, std::int32_t*, Step&, bf16*&) { input.hidden = nullptr; })},
           {"no memory for its outputs", with([](LayerInput&, std::int32_t*, Step&, bf16*& out) { out = nullptr; })}};
 }

@@ -31,8 +31,7 @@ class Fused final : public LayerBody {
 
  private:
   void run(const LayerInput& own, const Step& step, CombineOutput output) override {
-    output.shared_factors = gate_shared(own);
-    mega_->forward({own.tokens, own.hidden, own.ids, own.weights, {}}, step, output);
+    mega_->forward({own.tokens, own.hidden, own.ids, own.weights, {}}, step, output, [&] { return gate_shared(own); });
     note(mega_->report());
   }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "signal/fault.hpp"
+
 namespace heddle {
 
 namespace {
@@ -38,11 +40,11 @@ struct HostMega::TaskWorker {
   TaskWorker(const HostTeam& team, int index, const MegaCall& call, const MegaExperts& experts)
       : worker(team, index), products(call.layout, experts, call.input.hidden) {}
 
-  bool run(const MegaCall& call, const CombineOutput& output) {
+  bool run(const MegaCall& call, const float* shared_factors, bf16* out) {
     worker.start(CallPart::dispatch_send);
     if (!MegaTasks(worker, call, products).run()) return false;
     const auto begin = std::chrono::steady_clock::now();
-    const bool summed = mega_sum(worker, call, output.shared_factors, output.out);
+    const bool summed = mega_sum(worker, call, shared_factors, out);
     sum_seconds = seconds_since(begin);
     return summed;
   }
@@ -56,9 +58,19 @@ bool HostMega::dispatch(HostWorker& w, const MegaCall& call, double& seconds) {
   return done;
 }
 
-void HostMega::forward(const ExchangeInput& input, const Step& step, const CombineOutput& output) {
+const float* HostMega::ask(const SharedFactors& factors) const {
+  try {
+    return factors();
+  } catch (...) {
+    raise_abort(workspace_.view(), {{WordKind::failed, -1, -1}, rank(), 0, 0});  // nobody shall wait for this rank
+    throw;
+  }
+}
+
+void HostMega::forward(const ExchangeInput& input, const Step& step, const CombineOutput& output, const SharedFactors& factors) {
   accept(input, step);
   accept(output);
+  const float* shared_factors = ask(factors);
   report_ = {};
   const MegaCall now = call();
   const auto workers = static_cast<std::size_t>(options_.workers);
@@ -67,7 +79,7 @@ void HostMega::forward(const ExchangeInput& input, const Step& step, const Combi
   tasks.reserve(workers);
   for (int i = 0; i < options_.workers; ++i) tasks.emplace_back(team(), i, now, experts_);
   run_side_by_side(2 * workers, [&](std::size_t i) {
-    return i < workers ? dispatch(worker(i), now, dispatching[i]) : tasks[i - workers].run(now, output);
+    return i < workers ? dispatch(worker(i), now, dispatching[i]) : tasks[i - workers].run(now, shared_factors, output.out);
   });
   worker(0).start(CallPart::combine);  // the call's epoch is used up
   for (const TaskWorker& one : tasks) {

@@ -2,6 +2,8 @@
 // tasks and then sum. All are under way at once, and meet in words alone.
 #pragma once
 
+#include <functional>
+
 #include "exchange/host_exchange.hpp"
 #include "mega/host_products.hpp"
 #include "mega/options.hpp"
@@ -27,13 +29,17 @@ class HostMega : private HostRank {
   /// `options` of way mega; `memory` as for create_exchange. The experts must outlive this.
   HostMega(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory, const MegaExperts& experts);
 
-  /// The whole call: from tokens to outputs. output.shared is left alone, its factors are taken; all_out as in any exchange.
-  void forward(const ExchangeInput& input, const Step& step, const CombineOutput& output);
+  /// Factors of the shared expert's results, a token each; null: 1.
+  using SharedFactors = std::function<const float*()>;
+  /// The whole call: from tokens to outputs. Of `output` the shared expert's fields are left alone, all_out is as in any exchange.
+  /// `factors` is called when the input has been checked, since a gate reads the tokens; what it throws ends the others' waits.
+  void forward(const ExchangeInput& input, const Step& step, const CombineOutput& output, const SharedFactors& factors);
   const MegaReport& report() const { return report_; }
 
  private:
   struct TaskWorker;
   MegaCall call() const;
+  const float* ask(const SharedFactors& factors) const;
   bool dispatch(HostWorker& w, const MegaCall& call, double& seconds);
   void note(const MegaCall& call);
 
