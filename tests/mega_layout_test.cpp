@@ -190,6 +190,13 @@ TEST(MegaLayout, OptionsThatDoNotFitAreRefusedByName) {
   refused([](ExchangeOptions& o) { o.mega.intermediate = 100; }, "intermediate size 100");
   refused([](ExchangeOptions& o) { o.mega.intermediate = 0; }, "intermediate size 0");
   refused([](ExchangeOptions& o) { o.mega.shared_intermediate = 32; }, "intermediate size 32");
+  const auto of_group = [](int group) {
+    return [group](ExchangeOptions& o) {
+      o.wire = Wire::bf16;  // whose rows have no groups, other than the activations'
+      o.quantisation.group = group;
+    };
+  };
+  for (const int group : {0, 64, 256}) refused(of_group(group), fmt::format("activations in groups of {}", group));
   refused([](ExchangeOptions& o) { o.mega.block_rows = 12; }, "row blocks of 12 rows");
   refused([](ExchangeOptions& o) { o.mega.block_rows = 264; }, "row blocks of 264 rows");
   refused([](ExchangeOptions& o) { o.arrived = ArrivedLayout::masked; }, "way mega cannot hand over the masked layout");

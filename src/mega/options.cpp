@@ -24,6 +24,9 @@ void check_mega(const ExchangeOptions& options) {
     refuse(fmt::format("the shared expert's intermediate size {} is not a multiple of 64", mega.shared_intermediate));
   if (mega.block_rows < 8 || mega.block_rows > 256 || mega.block_rows % 8 != 0)
     refuse(fmt::format("row blocks of {} rows; multiples of 8 from 8 to 256 are possible", mega.block_rows));
+  const int group = options.quantisation.group;
+  if (mega.activation == Activation::fp8 && group != 128 && group != 32)
+    refuse(fmt::format("activations in groups of {}; 128 and 32 are supported", group));
   const MegaLayout layout = make_mega_layout(options, options.workers, {});
   const auto tasks_a_block = static_cast<std::size_t>(layout.gemm1_tasks() + layout.gemm2_tasks());
   const std::size_t blocks = worst_blocks(layout.shape, mega.block_rows);
