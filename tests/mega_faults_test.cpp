@@ -91,11 +91,11 @@ class Stall {
   bool open_ = false;
 };
 
-/// A fault of a stalled rank: a word of the fused layer, or the meeting of those that dispatch.
-void check_fault(const Fault& fault, int ranks) {
+/// A fault that names a stalled rank: a word of the fused layer, or the meeting of those that dispatch.
+void check_fault(const Fault& fault, int ranks, int victim) {
   SCOPED_TRACE(FaultError(fault).what());
   EXPECT_TRUE(fault.rank >= 0 && fault.rank < ranks);
-  EXPECT_TRUE(fault.peer >= 0 && fault.peer < ranks);
+  EXPECT_EQ(fault.peer, victim);
   const bool known = fault.phase == "mega dispatch" || fault.phase == "mega tasks" || fault.phase == "mega combine" ||
                      fault.phase == "team barrier";
   EXPECT_TRUE(known);
@@ -117,7 +117,7 @@ void stall_once(const Subject& subject, Seat& seat, int me, int victim, Stall& s
     for (int i = 0; i < 3; ++i) subject.expect_right(*seat.layer, me);
     ADD_FAILURE() << "rank " << me << " went on without a worker of rank " << victim;
   } catch (const FaultError& error) {
-    check_fault(error.fault(), subject.c.ranks());
+    check_fault(error.fault(), subject.c.ranks(), victim);
   }
 }
 

@@ -270,11 +270,14 @@ HEDDLE_PROTOCOL void mega_finish(W& w, const MegaLayout& layout) {
       w, [&](int peer) { return layout.ready_word(peer); }, [](int) { return 1; }, w.index());
 }
 
-/// Waits until a rank has pushed all its results.
+/// Waits until a rank has pushed all its results; for the own rank as long as for fellow workers, which are what is missing then.
 template <CountingWorker W>
 HEDDLE_PROTOCOL bool mega_await_results(W& w, const MegaLayout& layout, int rank) {
+  const Word* word = w.heap().template mine<const Word>(layout.ready_word(rank));
+  const WordName name{WordKind::mega_ready, rank, -1};
+  if (rank == w.heap().rank) return w.acquire_own(word, name, 1);
   std::uint32_t value = 0;
-  return w.acquire(w.heap().template mine<const Word>(layout.ready_word(rank)), {WordKind::mega_ready, rank, -1}, value);
+  return w.acquire(word, name, value);
 }
 
 /// out [tokens, H] = each token's slots in choice order, then the shared expert's result times its factor (null: 1), rounded once.
