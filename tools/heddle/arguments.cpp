@@ -88,7 +88,10 @@ void add_execution(CLI::App& command, LayerArguments& a) {
       ->check(whole_number);
   command.add_flag("--processes", a.processes, "a process a rank instead of a thread; with --engine cuda a process a GPU")
       ->group(run);
-  command.add_option("--workers", a.workers, "protocol threads a rank")->group(run)->check(whole_number)->capture_default_str();
+  command.add_option("--workers", a.workers, "protocol threads a rank; mega: in each of its two roles")
+      ->group(run)
+      ->check(whole_number)
+      ->capture_default_str();
   command.add_option("--cap", a.cap, "most tokens a rank may bring (default: the largest batch of any rank)")
       ->group(run)
       ->check(whole_number);
