@@ -3,13 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <condition_variable>
-#include <mutex>
 #include <thread>
 
 #include "exchange/host_exchange.hpp"
 #include "layer_support.hpp"
 #include "mega/host.hpp"
+#include "stall.hpp"
 
 namespace heddle::layer_test {
 namespace {
@@ -58,37 +57,6 @@ struct Subject {
   LayerSource source;
   Tokens tokens;
   std::vector<bf16> wanted;
-};
-
-/// Stops the workers of one rank before a chosen verb, until it is let go. Counts verbs otherwise.
-class Stall {
- public:
-  void stop_at(int verb) {
-    const std::lock_guard lock(mutex_);
-    stop_at_ = verb;
-    verbs_ = 0;
-    open_ = false;
-  }
-  void let_go() {
-    const std::lock_guard lock(mutex_);
-    open_ = true;
-    gate_.notify_all();
-  }
-  int verbs() {
-    const std::lock_guard lock(mutex_);
-    return verbs_;
-  }
-  void before_verb() {
-    std::unique_lock lock(mutex_);
-    if (verbs_++ == stop_at_) gate_.wait(lock, [this] { return open_; });
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable gate_;
-  int stop_at_ = -1;
-  int verbs_ = 0;
-  bool open_ = false;
 };
 
 /// A fault that names a stalled rank: a word of the fused layer, or the meeting of those that dispatch.
@@ -257,6 +225,17 @@ std::vector<Mistake> mistakes() {
           {"no memory for its outputs", with([](LayerInput&, std::int32_t*, Step&, bf16*& out) { out = nullptr; })}};
 }
 
+/// Calls until the fault of a rank that gave up in `phase` ends one of them.
+void hear_of(const Subject& subject, MoeLayer& layer, int me, int culprit, const char* phase) {
+  try {
+    for (int i = 0; i < 2; ++i) subject.expect_right(layer, me);
+    ADD_FAILURE() << "rank " << me << " did not hear of it";
+  } catch (const FaultError& error) {
+    EXPECT_EQ(error.fault().rank, culprit) << error.what();
+    EXPECT_EQ(error.fault().phase, phase) << error.what();
+  }
+}
+
 TEST(MegaFaults, RefusedInputIsToldToAllAndTheyGoOn) {
   const Subject subject(small_layer(3, 1));
   run_ranks(3, {std::chrono::seconds(30)}, [&](Group& group) {
@@ -269,13 +248,7 @@ TEST(MegaFaults, RefusedInputIsToldToAllAndTheyGoOn) {
       if (me == culprit) {
         EXPECT_THROW(mistake.make(subject, *seat.layer, me), InputError);
       } else {
-        try {
-          for (int i = 0; i < 2; ++i) subject.expect_right(*seat.layer, me);
-          ADD_FAILURE() << "rank " << me << " did not hear of it";
-        } catch (const FaultError& error) {
-          EXPECT_EQ(error.fault().rank, culprit) << error.what();
-          EXPECT_EQ(error.fault().phase, "input check") << error.what();
-        }
+        hear_of(subject, *seat.layer, me, culprit, "input check");
       }
       seat.workspace->reset();
       subject.expect_right(*seat.layer, me);
@@ -326,13 +299,7 @@ TEST(MegaFaults, AWorkerThatThrowsEndsTheOthersWaits) {
           EXPECT_THROW(subject.expect_right(*seat.layer, me), Broken) << "round " << round;
           verbs = -1;
         } else {
-          try {
-            for (int i = 0; i < 2; ++i) subject.expect_right(*seat.layer, me);
-            ADD_FAILURE() << "rank " << me << " did not hear of it";
-          } catch (const FaultError& error) {
-            EXPECT_EQ(error.fault().rank, culprit) << error.what();
-            EXPECT_EQ(error.fault().phase, "call") << error.what();
-          }
+          hear_of(subject, *seat.layer, me, culprit, "call");
         }
         seat.workspace->reset();
         subject.expect_right(*seat.layer, me);
