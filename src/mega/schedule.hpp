@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "experts/activation/flat_list.hpp"
 #include "heddle/formats.hpp"
 
 namespace heddle {
@@ -116,18 +117,7 @@ struct MegaBlocks {
   HEDDLE_HOST_DEVICE int count() const { return local_experts == 0 ? 0 : ends[local_experts - 1]; }
   HEDDLE_HOST_DEVICE int begin(int expert) const { return expert == 0 ? 0 : ends[expert - 1]; }
   /// The expert of a row block: the first whose blocks end behind it.
-  HEDDLE_HOST_DEVICE int expert_of(int block) const {
-    int low = 0;
-    for (int high = local_experts - 1; low < high;) {
-      const int middle = low + (high - low) / 2;
-      if (ends[middle] > block) {
-        high = middle;
-      } else {
-        low = middle + 1;
-      }
-    }
-    return low;
-  }
+  HEDDLE_HOST_DEVICE int expert_of(int block) const { return find_expert(ends, local_experts, block); }
   /// How many rows a block of an expert really has.
   HEDDLE_HOST_DEVICE int rows_of(int expert, int block) const {
     const int left = rows[expert] - (block - begin(expert)) * block_rows;
