@@ -293,7 +293,7 @@ std::unique_ptr<DeviceExchange> create_device_exchange(DeviceWorkspace& workspac
     case Way::mega:
       break;
   }
-  throw InputError("mega is a whole layer in one, not an exchange, and on GPUs it is not there yet; take it on the host engine");
+  throw InputError("mega is a whole layer in one, not an exchange; create a DeviceLayer of that way");
 }
 
 }  // namespace heddle

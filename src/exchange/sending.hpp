@@ -80,6 +80,13 @@ HEDDLE_PROTOCOL void tell(W& w, WordOf word_of, Value value) {
   const auto word = [&](int d) { return w.live(d) ? heap.template at<Word>(d, word_of(heap.rank)) : nullptr; };
   announce(w, heap.ranks, word, value);
 }
+/// The same by one worker of the rank, the last one that comes here.
+template <Worker W, class WordOf, class Value>
+HEDDLE_PROTOCOL void tell_together(W& w, WordOf word_of, Value value) {
+  const HeapView heap = w.heap();
+  const auto word = [&](int d) { return w.live(d) ? heap.template at<Word>(d, word_of(heap.rank)) : nullptr; };
+  announce_together(w, heap.ranks, word, value);
+}
 /// The same where there is nothing to do before: nobody is waited for, and one worker speaks.
 template <Worker W, class WordOf, class Value>
 HEDDLE_PROTOCOL void tell_at_once(W& w, WordOf word_of, Value value, int speaker = 0) {

@@ -10,6 +10,7 @@
 #include "layer/cuda_rank_experts.hpp"
 #include "layer/cuda_shared_expert.hpp"
 #include "layer/options.hpp"
+#include "mega/sm90/cuda_mega.hpp"
 #include "signal/fault.hpp"
 
 namespace heddle {
@@ -18,8 +19,6 @@ namespace {
 
 ExchangeOptions checked_options(const DeviceWorkspace& workspace, std::size_t gpu, std::span<const LayerWeights> weights,
                                 const LayerOptions& options) {
-  if (options.way == Way::mega)
-    throw InputError("the fused layer's kernel for GPUs is not there yet; take another way, or the host engine");
   const auto ranks = static_cast<std::size_t>(workspace.ranks_on(gpu));
   if (weights.size() != ranks) {
     throw InputError(fmt::format("weights of {} ranks for the {} ranks of GPU {}", weights.size(), ranks, workspace.device(gpu)));
@@ -43,6 +42,7 @@ struct DeviceLayer::Impl {
   void end(std::span<bf16* const> outputs, DeviceStream stream);
   std::vector<DeviceInput> own_slices(std::span<const DeviceInput> inputs, DeviceStream stream);
   std::vector<const bf16*> run_experts(DeviceStream stream);
+  void run_fused(std::span<bf16* const> outputs, DeviceStream stream);
   std::vector<DeviceOutput> places_of(std::span<bf16* const> outputs) const;
   void give_up(DeviceStream stream);
   void mark(const DeviceEvent& event, DeviceStream stream) const {
@@ -51,6 +51,7 @@ struct DeviceLayer::Impl {
 
   int device() const { return workspace.device(gpu); }
   int local_ranks() const { return workspace.ranks_on(gpu); }
+  std::size_t locals() const { return static_cast<std::size_t>(local_ranks()); }
   int rank_of(int local) const { return workspace.first_rank(gpu) + local; }
   /// Where a rank's slice of this call's batch begins.
   int first_token(int rank) const { return slice_begin(batch.max_tokens, rank, workspace.ranks()); }
@@ -71,7 +72,8 @@ struct DeviceLayer::Impl {
   Step batch;          ///< of this call, as given
   Step step;           ///< of its exchange
   std::unique_ptr<DeviceExchange> exchange;
-  std::vector<RankExperts> experts;  ///< a local rank
+  DeviceMega* fused = nullptr;       ///< the exchange, where it is the whole layer
+  std::vector<RankExperts> experts;  ///< a local rank, of the chain
   std::unique_ptr<SharedExpertStream> shared;
   DeviceArray<int> slice_tokens;   ///< [local ranks]
   DeviceArray<bf16> slice_out;     ///< [local ranks, cap, H]
@@ -92,15 +94,22 @@ DeviceLayer::Impl::Impl(DeviceWorkspace& of, std::size_t number, const ExchangeM
       wants_times(device_options.timed) {
   const cuda::DeviceScope scope(device());
   prepare_layer_kernels();
-  exchange = create_device_exchange(workspace, gpu, settings, memory, device_options.exchange);
+  if (settings.way == Way::mega) {
+    auto mega = std::make_unique<DeviceMega>(workspace, gpu, settings, memory, device_options.exchange, weights, options,
+                                             device_options.row_blocks);
+    fused = mega.get();
+    exchange = std::move(mega);
+  } else {
+    exchange = create_device_exchange(workspace, gpu, settings, memory, device_options.exchange);
+  }
   experts.reserve(weights.size());
-  for (int local = 0; local < local_ranks(); ++local) {
+  for (int local = 0; fused == nullptr && local < local_ranks(); ++local) {
     const bool in_place = exchange->result_rows(local) != nullptr;  // then run() is given the same
     experts.emplace_back(device(), rank_of(local), weights[static_cast<std::size_t>(local)], options, settings, in_place,
                          device_options);
   }
   const LayerWeights& first = weights.front();
-  if (first.shared) {
+  if (first.shared && (fused == nullptr || !runs_inside(first))) {
     const int most_tokens = room_of(settings, 1).own_tokens;
     shared = std::make_unique<SharedExpertStream>(device(), first, options, local_ranks(), most_tokens, device_options);
   }
@@ -133,8 +142,8 @@ std::vector<DeviceInput> DeviceLayer::Impl::own_slices(std::span<const DeviceInp
 }
 
 void DeviceLayer::Impl::begin(std::span<const DeviceInput> inputs, const Step& given, DeviceStream stream) {
-  if (inputs.size() != experts.size())
-    throw InputError(fmt::format("{} inputs for the {} ranks of GPU {}", inputs.size(), experts.size(), device()));
+  if (inputs.size() != locals())
+    throw InputError(fmt::format("{} inputs for the {} ranks of GPU {}", inputs.size(), locals(), device()));
   const cuda::DeviceScope scope(device());
   batch = given;
   step = given;
@@ -196,17 +205,30 @@ std::vector<DeviceOutput> DeviceLayer::Impl::places_of(std::span<bf16* const> ou
   return places;
 }
 
+/// One kernel, whose time is that of the experts. It sums a shared expert of its own last, so another one has to be there.
+void DeviceLayer::Impl::run_fused(std::span<bf16* const> outputs, DeviceStream stream) {
+  if (shared != nullptr) shared->join(stream);
+  mark(marks[1], stream);
+  fused->run(places_of(outputs), stream);
+  mark(marks[2], stream);
+  fused->share(stream);
+}
+
 void DeviceLayer::Impl::end(std::span<bf16* const> outputs, DeviceStream stream) {
-  if (outputs.size() != experts.size())
-    throw InputError(fmt::format("{} outputs for the {} ranks of GPU {}", outputs.size(), experts.size(), device()));
+  if (outputs.size() != locals())
+    throw InputError(fmt::format("{} outputs for the {} ranks of GPU {}", outputs.size(), locals(), device()));
   const cuda::DeviceScope scope(device());
   if (host_waits) exchange->dispatch_receive(stream);
-  mark(marks[1], stream);
   try {
-    const std::vector<const bf16*> results = run_experts(stream);
-    mark(marks[2], stream);
-    if (shared != nullptr) shared->join(stream);
-    exchange->combine(results, places_of(outputs), stream);
+    if (fused != nullptr) {
+      run_fused(outputs, stream);
+    } else {
+      mark(marks[1], stream);
+      const std::vector<const bf16*> results = run_experts(stream);
+      mark(marks[2], stream);
+      if (shared != nullptr) shared->join(stream);
+      exchange->combine(results, places_of(outputs), stream);
+    }
   } catch (...) {
     give_up(stream);
     throw;
@@ -270,6 +292,7 @@ const DeviceExchange& DeviceLayer::exchange() const { return *impl_->exchange; }
 
 std::size_t DeviceLayer::weight_bytes() const {
   std::size_t bytes = impl_->shared != nullptr ? impl_->shared->weight_bytes() : 0;
+  if (impl_->fused != nullptr) bytes += impl_->fused->weight_bytes();
   for (const RankExperts& mine : impl_->experts) bytes += mine.weight_bytes();
   return bytes;
 }

@@ -44,7 +44,7 @@ struct HostMega::TaskWorker {
     worker.start(CallPart::dispatch_send);
     if (!MegaTasks(worker, call, products).run()) return false;
     const auto begin = std::chrono::steady_clock::now();
-    const bool summed = mega_sum(worker, call, shared_factors, out);
+    const bool summed = mega_sum(worker, call, {nullptr, shared_factors}, out);
     sum_seconds = seconds_since(begin);
     return summed;
   }

@@ -11,11 +11,13 @@
 namespace heddle {
 
 /// Activations between the GEMMs, in steps of 128 columns that are written and read by themselves: values row by row, and scales
-/// apart from them, so that no two steps share four bytes.
+/// apart from them.
 struct StepFormat {
   int width = 0;
   Activation activation = Activation::fp8;
   Quantisation quantisation;
+  /// A step's scales are padded to so many bytes: who stores whole words shares none with another step, kernels store bytes.
+  int scale_unit = sizeof(std::uint32_t);
 
   HEDDLE_HOST_DEVICE int steps() const { return parts_of(width, step_columns); }
   /// Columns of a step; the last one may be narrow.
@@ -33,8 +35,12 @@ struct StepFormat {
     const auto groups = static_cast<std::size_t>(parts_of(columns(step), quantisation.group));
     return groups * (quantisation.scale == ScaleFormat::f32 ? sizeof(float) : 1);
   }
-  HEDDLE_HOST_DEVICE std::size_t scale_stride() const { return steps() == 0 ? 0 : align_up(scale_bytes(0), sizeof(std::uint32_t)); }
-  HEDDLE_HOST_DEVICE std::size_t scale_row_bytes() const { return static_cast<std::size_t>(steps()) * scale_stride(); }
+  HEDDLE_HOST_DEVICE std::size_t scale_stride() const {
+    return steps() == 0 ? 0 : align_up(scale_bytes(0), static_cast<std::size_t>(scale_unit));
+  }
+  HEDDLE_HOST_DEVICE std::size_t scale_row_bytes() const {
+    return align_up(static_cast<std::size_t>(steps()) * scale_stride(), sizeof(std::uint32_t));
+  }
 };
 
 /// A region of rows of activations: values, then scales.

@@ -98,7 +98,7 @@ HEDDLE_PROTOCOL bool mega_announce(W& w, const MegaCall& call) {
     };
     write_each(w, topk, index, [&](int choice) { return token * topk + choice; });
   }
-  tell(
+  tell_together(
       w, [&](int peer) { return layout.announced_word(peer); }, [](int) { return 1; });
   return true;
 }
@@ -109,26 +109,33 @@ HEDDLE_PROTOCOL bool mega_take_counts(W& w, const MegaCall& call) {
   const MegaLayout& layout = call.layout;
   const HeapView heap = w.heap();
   const int ranks = heap.ranks;
+  const MegaScratch& to = call.scratch;
   w.lanes(call.local_experts * ranks, [&](int region) {
     const int s = region % ranks;
     const auto* count = heap.template mine<const std::int32_t>(layout.count(region / ranks, s));
-    call.scratch.arrived[region] = w.live(s) ? w.load(count) : 0;
+    to.arrived[region] = w.live(s) ? w.load(count) : 0;
   });
-  int blocks = 0;
-  for (int e = 0; e < call.local_experts; ++e) {
+  const auto is_wrong = [&](int count) { return count < 0 || count > layout.shape.cap; };
+  w.lanes(call.local_experts, [&](int e) {
     int rows = 0;
+    bool wrong = false;
     for (int s = 0; s < ranks; ++s) {
-      const std::int32_t count = call.scratch.arrived[e * ranks + s];
-      if (count < 0 || count > layout.shape.cap) {
-        return w.fail({WordKind::mega_row_count, s, e}, static_cast<std::uint64_t>(layout.shape.cap),
-                      static_cast<std::uint32_t>(count));
-      }
-      rows += count;
+      const std::int32_t count = to.arrived[e * ranks + s];
+      wrong |= is_wrong(count);
+      rows += wrong ? 0 : count;
     }
-    blocks += parts_of(rows, layout.block_rows);
-    call.scratch.rows[e] = rows;
-    call.scratch.ends[e] = blocks;
+    to.rows[e] = wrong ? -1 : rows;
+    to.ends[e] = wrong ? 0 : parts_of(rows, layout.block_rows);
+  });
+  w.prefix_sums(call.local_experts, to.ends, 1);  // where an expert's blocks begin
+  for (int e = 0; e < call.local_experts; ++e) {
+    if (to.rows[e] >= 0) continue;
+    int s = 0;
+    while (!is_wrong(to.arrived[e * ranks + s])) ++s;
+    return w.fail({WordKind::mega_row_count, s, e}, static_cast<std::uint64_t>(layout.shape.cap),
+                  static_cast<std::uint32_t>(to.arrived[e * ranks + s]));
   }
+  w.lanes(call.local_experts, [&](int e) { to.ends[e] += parts_of(to.rows[e], layout.block_rows); });
   return true;
 }
 
@@ -149,6 +156,29 @@ HEDDLE_PROTOCOL bool mega_count(W& w, const MegaCall& call) {
     w.publish(w.heap().template mine<Word>(call.layout.counted_word()), 1);
   }
   return mega_await_counts(w, call.layout);
+}
+
+/// The same where workers count for themselves alone (a CTA's dispatch warp does): one waits until every live rank has announced,
+/// and of its own rank all workers, so that the counters have begun, too.
+template <CountingWorker W>
+HEDDLE_PROTOCOL bool mega_hear(W& w, const MegaLayout& layout) {
+  const HeapView heap = w.heap();
+  return acquire_each(
+      w, heap.ranks, [&](int s) { return w.live(s) ? heap.template mine<const Word>(layout.announced_word(s)) : nullptr; },
+      [&](int s) {
+        return s == heap.rank ? WordName{WordKind::team, s, -1} : WordName{WordKind::mega_announced, s, -1};
+      });
+}
+
+/// One waits until the own rank's input region is complete.
+template <CountingWorker W>
+HEDDLE_PROTOCOL bool mega_await_input(W& w, const MegaLayout& layout) {
+  const HeapView heap = w.heap();
+  return acquire_each(
+      w, 1, [&](int) { return heap.template mine<const Word>(layout.announced_word(heap.rank)); },
+      [&](int) {
+        return WordName{WordKind::team, heap.rank, -1};
+      });
 }
 
 /// Fetches row `row` of an expert into its place in the ring, when that is free.
@@ -221,11 +251,20 @@ HEDDLE_PROTOCOL void mega_note_step(W& w, const MegaLayout& layout, const MegaBl
             static_cast<std::uint32_t>(block.place.generation + 1));
 }
 
-/// Before a step of GEMM 2.
+/// Before step `step` of GEMM 2: how many steps are there then, those before it included; 0: gave up.
 template <CountingWorker W>
-HEDDLE_PROTOCOL bool mega_await_step(W& w, const MegaLayout& layout, const MegaBlock& block, int step) {
-  return w.acquire_own(w.heap().template mine<const Word>(layout.step_word(block.place.block, step)),
-                       own_word(w, WordKind::mega_step, block.place.block), static_cast<std::uint32_t>(block.place.generation + 1));
+HEDDLE_PROTOCOL int mega_await_steps(W& w, const MegaLayout& layout, const MegaBlock& block, int step) {
+  const HeapView heap = w.heap();
+  const int run = acquire_own_run(
+      w, layout.gemm1_tasks() - step,
+      [&](int i) { return heap.template mine<const Word>(layout.step_word(block.place.block, step + i)); },
+      own_word(w, WordKind::mega_step, block.place.block), static_cast<std::uint32_t>(block.place.generation + 1));
+  return run == 0 ? 0 : step + run;
+}
+
+/// Where the results of a pair go, from column `first` on.
+HEDDLE_HOST_DEVICE inline bf16* slot_of(const HeapView& heap, const MegaLayout& layout, const MegaOrigin& origin, int first) {
+  return heap.at<bf16>(origin.rank, layout.slot(origin.pair)) + first;
 }
 
 /// `columns` results of row `row` of a block, from column `first` on, to the slot of their pair.
@@ -235,8 +274,7 @@ HEDDLE_PROTOCOL void mega_push(W& w, const MegaLayout& layout, const MegaBlock& 
   const HeapView heap = w.heap();
   const MegaOrigin origin =
       w.read(heap.template mine<const MegaOrigin>(layout.origin(block.ring_row + static_cast<std::size_t>(row))));
-  const std::size_t to = layout.slot(origin.pair) + static_cast<std::size_t>(first) * sizeof(bf16);
-  w.copy_bytes(heap.template at<std::byte>(origin.rank, to), results, static_cast<std::size_t>(columns) * sizeof(bf16));
+  w.copy_bytes(slot_of(heap, layout, origin, first), results, static_cast<std::size_t>(columns) * sizeof(bf16));
 }
 
 /// After GEMM 2: a task needs its block's place no more.
@@ -253,9 +291,13 @@ HEDDLE_PROTOCOL void mega_note_shared_step(W& w, const MegaLayout& layout, int b
   w.publish(w.heap().template mine<Word>(layout.shared_step_word(block, step)), 1);
 }
 template <CountingWorker W>
-HEDDLE_PROTOCOL bool mega_await_shared_step(W& w, const MegaLayout& layout, int block, int step) {
-  return w.acquire_own(w.heap().template mine<const Word>(layout.shared_step_word(block, step)),
-                       own_word(w, WordKind::mega_shared_step, block), 1);
+HEDDLE_PROTOCOL int mega_await_shared_steps(W& w, const MegaLayout& layout, int block, int step) {
+  const HeapView heap = w.heap();
+  const int run = acquire_own_run(
+      w, layout.shared.steps() - step,
+      [&](int i) { return heap.template mine<const Word>(layout.shared_step_word(block, step + i)); },
+      own_word(w, WordKind::mega_shared_step, block), 1);
+  return run == 0 ? 0 : step + run;
 }
 
 // ---- combine --------------------------------------------------------------------------------------------------------------
@@ -270,44 +312,55 @@ HEDDLE_PROTOCOL void mega_finish(W& w, const MegaLayout& layout) {
       w, [&](int peer) { return layout.ready_word(peer); }, [](int) { return 1; }, w.index());
 }
 
-/// Waits until a rank has pushed all its results; for the own rank as long as for fellow workers, which are what is missing then.
-template <CountingWorker W>
-HEDDLE_PROTOCOL bool mega_await_results(W& w, const MegaLayout& layout, int rank) {
-  const Word* word = w.heap().template mine<const Word>(layout.ready_word(rank));
-  const WordName name{WordKind::mega_ready, rank, -1};
-  if (rank == w.heap().rank) return w.acquire_own(word, name, 1);
-  std::uint32_t value = 0;
-  return w.acquire(word, name, value);
+/// Waits until the ranks rank_of(i), i < n (-1: none), have pushed all their results; for the own rank as long as for fellow
+/// workers, which are what is missing then.
+template <CountingWorker W, class RankOf>
+HEDDLE_PROTOCOL bool mega_await_results(W& w, const MegaLayout& layout, int n, RankOf rank_of) {
+  const HeapView heap = w.heap();
+  const auto word = [&](int rank) { return rank < 0 ? nullptr : heap.template mine<const Word>(layout.ready_word(rank)); };
+  const auto name = [](int rank) { return WordName{WordKind::mega_ready, rank, -1}; };
+  if constexpr (W::is_warp) {
+    return acquire_each(
+        w, n, [&](int i) { return word(rank_of(i)); }, [&](int i) { return name(rank_of(i)); });
+  } else {
+    for (int i = 0; i < n; ++i) {
+      const int rank = rank_of(i);
+      std::uint32_t value = 0;
+      if (rank < 0) continue;
+      if (!(rank == heap.rank ? w.acquire_own(word(rank), name(rank), 1) : w.acquire(word(rank), name(rank), value))) return false;
+    }
+    return true;
+  }
 }
 
-/// out [tokens, H] = each token's slots in choice order, then the shared expert's result times its factor (null: 1), rounded once.
+/// out [tokens, H] = each token's slots in choice order, then the shared expert's result times its factor, rounded once. Where the
+/// shared expert does not run inside, `shared` has its results, if there are any.
 /// A token waits for the ranks of its experts alone. In the end every live rank has been heard: none can still read this one's
 /// input or push into its slots, so the call is over.
 template <CountingWorker W>
-HEDDLE_PROTOCOL bool mega_sum(W& w, const MegaCall& call, const float* shared_factors, bf16* out) {
+HEDDLE_PROTOCOL bool mega_sum(W& w, const MegaCall& call, SharedRows shared, bf16* out) {
   const MegaLayout& layout = call.layout;
   const SendInput& input = call.input;
   const HeapView heap = w.heap();
-  if (!mega_await_results(w, layout, heap.rank)) return false;  // the shared expert's
+  const auto own = [&](int) { return heap.rank; };  // whose results are the shared expert's
+  if (!mega_await_results(w, layout, 1, own)) return false;
   for (int token = w.index(); token < input.tokens; token += w.count()) {
-    for (int choice = 0; choice < input.topk; ++choice) {
-      const int rank = live_choice(w, input, call.placement, token, choice).rank;
-      if (rank >= 0 && !mega_await_results(w, layout, rank)) return false;
-    }
+    const auto rank_of = [&](int choice) { return live_choice(w, input, call.placement, token, choice).rank; };
+    if (!mega_await_results(w, layout, input.topk, rank_of)) return false;
     const auto term = [&](int choice) {
-      if (live_choice(w, input, call.placement, token, choice).rank < 0) return SumTerm{};
+      if (rank_of(choice) < 0) return SumTerm{};
       return SumTerm{heap.template mine<std::byte>(layout.slot(token * input.topk + choice)), 1.0f};
     };
-    LastTerm last;
+    LastTerm last = shared.of(static_cast<std::size_t>(token), static_cast<std::size_t>(layout.returned.hidden));
     if (layout.has_shared) {
       last.row = heap.template mine<const bf16>(layout.shared_slot(token));
-      last.factor = shared_factors == nullptr ? 1.0f : shared_factors[token];
+      last.factor = shared.factors == nullptr ? 1.0f : shared.factors[token];
     }
     bf16* row = out + static_cast<std::size_t>(token) * static_cast<std::size_t>(layout.returned.hidden);
     w.reduce_rows(row, input.topk, term, SumFormat{layout.returned, false}, last);
   }
-  for (int rank = w.index(); rank < heap.ranks; rank += w.count()) {
-    if (w.live(rank) && !mega_await_results(w, layout, rank)) return false;
+  for (int first = w.index(); first < heap.ranks; first += w.count()) {
+    if (!mega_await_results(w, layout, 1, [&](int) { return w.live(first) ? first : -1; })) return false;
   }
   return true;
 }

@@ -68,8 +68,9 @@ class MegaTasks {
 
   bool run_gemm2(const MegaBlock& block, int part) {
     const StepRows room = products_.activations(layout_.activated, block.rows);
-    for (int step = 0; step < layout_.gemm1_tasks(); ++step) {
-      if (!mega_await_step(w_, layout_, block, step)) return false;
+    for (int step = 0, ready = 0; step < layout_.gemm1_tasks(); ++step) {
+      if (step >= ready) ready = mega_await_steps(w_, layout_, block, step);
+      if (ready == 0) return false;
       load(layout_.intermediate(), block.ring_row, step, block.rows, room);
     }
     w_.complete_all();
@@ -105,8 +106,9 @@ class MegaTasks {
     const int rows = shared_rows(block);
     const int first = block * layout_.block_rows;
     const StepRows room = products_.activations(layout_.shared, rows);
-    for (int step = 0; step < layout_.shared.steps(); ++step) {
-      if (!mega_await_shared_step(w_, layout_, block, step)) return false;
+    for (int step = 0, ready = 0; step < layout_.shared.steps(); ++step) {
+      if (step >= ready) ready = mega_await_shared_steps(w_, layout_, block, step);
+      if (ready == 0) return false;
       load(layout_.shared_intermediate(), static_cast<std::size_t>(first), step, rows, room);
     }
     w_.complete_all();

@@ -133,6 +133,17 @@ HEDDLE_PROTOCOL void announce(W& w, int n, WordOf word, Value value) {
   }
 }
 
+/// The same, but on a GPU, too, the last one to come speaks for all: every word is one.
+template <Worker W, class WordOf, class Value>
+HEDDLE_PROTOCOL void announce_together(W& w, int n, WordOf word, Value value) {
+  if constexpr (W::is_warp) {
+    w.complete_all();
+    w.announce_together(n, word, value);
+  } else {
+    announce(w, n, word, value);
+  }
+}
+
 /// The same by one worker for the whole rank, when the others have nothing to say.
 template <Worker W, class WordOf, class Value>
 HEDDLE_PROTOCOL void announce_alone(W& w, int n, WordOf word, Value value) {
@@ -143,6 +154,32 @@ HEDDLE_PROTOCOL void announce_alone(W& w, int n, WordOf word, Value value) {
       Word* place = word(i);
       if (place != nullptr) w.publish(place, static_cast<std::uint32_t>(value(i)));
     }
+  }
+}
+
+/// Waits for the words word(i), i < n (null: not waited for), by one worker for itself.
+template <Worker W, class WordOf, class NameOf>
+HEDDLE_PROTOCOL bool acquire_each(W& w, int n, WordOf word, NameOf name) {
+  if constexpr (W::is_warp) {
+    return w.acquire_each(n, word, name);
+  } else {
+    for (int i = 0; i < n; ++i) {
+      const Word* place = word(i);
+      std::uint32_t value = 0;
+      if (place != nullptr && !w.acquire(place, name(i), value)) return false;
+    }
+    return true;
+  }
+}
+
+/// As acquire_own of word_of(0); how many of the words word_of(i), i < n, are ready then, in a row from the first; 0: gave up. A
+/// warp looks at up to 32 at once.
+template <CountingWorker W, class WordOf>
+HEDDLE_PROTOCOL int acquire_own_run(W& w, int n, WordOf word_of, const WordName& name, std::uint32_t least) {
+  if constexpr (W::is_warp) {
+    return w.acquire_own_run(n, word_of, name, least);
+  } else {
+    return w.acquire_own(word_of(0), name, least) ? 1 : 0;
   }
 }
 

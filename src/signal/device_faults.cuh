@@ -42,6 +42,12 @@ __device__ __noinline__ inline void give_up(const DeviceTeam& team, int rank, Wo
   }
 }
 
+/// Whether a rank's own workers write a word.
+__device__ inline bool is_of_fellows(const WordName& name, int rank) {
+  const bool mega = name.kind >= WordKind::mega_announced && name.kind <= WordKind::mega_ready;
+  return name.kind == WordKind::team || (mega && name.peer == rank);
+}
+
 /// In a wait that began at `since` (0: now) and saw `seen` last: since when it has waited, or 0 where it has to end.
 __device__ __noinline__ inline std::uint64_t go_on_waiting(const DeviceTeam& team, int rank, std::uint64_t since, WordName name,
                                                            std::uint64_t expected, std::uint64_t seen) {
@@ -52,11 +58,35 @@ __device__ __noinline__ inline std::uint64_t go_on_waiting(const DeviceTeam& tea
   }
   if (since == 0) return now;
   const std::uint64_t deadline = *static_cast<const volatile std::uint64_t*>(&team.settings->deadline_nanoseconds);
-  // Longer than any word's deadline: a fellow worker that waits for another rank names that rank first.
-  const int halves = name.kind == WordKind::team ? 3 : 2;
+  // Of fellow workers' words longer than of any other: a fellow that waits for another rank names that rank first.
+  const int halves = is_of_fellows(name, rank) ? 3 : 2;
   if (now - since <= deadline / 2 * halves) return since;
   give_up(team, rank, name, expected, seen);
   return 0;
+}
+
+/// A wait that may be for fellow workers: while they move rows or finish tasks, nobody is missing. One lane.
+struct FellowWait {
+  std::uint64_t since = 0;
+  Word moved = 0;
+
+  __device__ __noinline__ bool go_on(const DeviceTeam& team, int rank, WordName name, std::uint64_t expected, std::uint64_t seen) {
+    if (is_of_fellows(name, rank)) {
+      const Word progress = ptx::load_relaxed_system(&team.counters[rank - team.heap.rank].moved);
+      if (progress != moved) since = 0;
+      moved = progress;
+    }
+    since = go_on_waiting(team, rank, since, name, expected, seen);
+    return since != 0;
+  }
+};
+
+/// One more CTA of a rank has come, as many as this launch has; true for the last one, which makes room for the next meeting.
+__device__ inline bool come_last(Word& met) {
+  constexpr Word next = Word{1} << 32;
+  const bool last = ptx::add_acquire_release_gpu(&met, 1) % next + 1 == gridDim.x;
+  if (last) ptx::add_acquire_release_gpu(&met, next - gridDim.x);
+  return last;
 }
 
 /// All CTAs of a rank meet, as many as this launch has: each adds to a counter; the last one takes them off again and begins

@@ -18,9 +18,39 @@
 
 namespace heddle {
 
+/// Which worker a warp is: one of all warps of the launch's CTAs, and a CTA is a squad.
+struct WholeCta {
+  __device__ int squad_index() const { return static_cast<int>(threadIdx.x) / WarpNumbers::lanes_of_warp; }
+  __device__ int squad_count() const { return static_cast<int>(blockDim.x) / WarpNumbers::lanes_of_warp; }
+  __device__ bool first_squad() const { return blockIdx.x == 0; }
+  __device__ int index() const { return static_cast<int>(blockIdx.x) * squad_count() + squad_index(); }
+  __device__ int count() const { return static_cast<int>(gridDim.x) * squad_count(); }
+};
+
+/// One of the warps that share a role where the warps of a CTA have several: squads of one, without memory of their own. So none
+/// of its verbs is a barrier of the CTA.
+struct RoleWarp {
+  int number = 0;
+  int of = 1;
+
+  __device__ int squad_index() const { return 0; }
+  __device__ int squad_count() const { return 1; }
+  __device__ bool first_squad() const { return number == 0; }
+  __device__ int index() const { return number; }
+  __device__ int count() const { return of; }
+};
+
+/// What a worker knows of its call from the beginning on.
+struct BegunCall {
+  HeapView heap;
+  std::uint32_t epoch = 0;
+  std::uint32_t longest_delay = 0;
+  bool all_live = true;
+};
+
 /// Where rows travel as bf16 and nothing else, kernels hold no conversions and step over none.
-template <RowMover mover>
-class DeviceWorker : public WarpNumbers, private BulkRing<mover == RowMover::bulk> {
+template <RowMover mover, class Place = WholeCta>
+class DeviceWorker : public WarpNumbers, public Place, private BulkRing<mover == RowMover::bulk> {
   static constexpr bool bulk = mover == RowMover::bulk;
   static constexpr bool plain = mover != RowMover::any;
   using Ring = BulkRing<bulk>;
@@ -58,11 +88,29 @@ class DeviceWorker : public WarpNumbers, private BulkRing<mover == RowMover::bul
     }
   }
 
-  __device__ int squad_index() const { return static_cast<int>(threadIdx.x) / lanes_of_warp; }
-  __device__ int squad_count() const { return static_cast<int>(blockDim.x) / lanes_of_warp; }
-  __device__ bool first_squad() const { return blockIdx.x == 0; }
-  __device__ int index() const { return static_cast<int>(blockIdx.x) * squad_count() + squad_index(); }
-  __device__ int count() const { return static_cast<int>(gridDim.x) * squad_count(); }
+  /// The same call in a role: `begun` is that of a worker that was there when it began.
+  __device__ DeviceWorker(const DeviceTeam& team, const BegunCall& begun, const Place& place)
+      : WarpNumbers(static_cast<int>(threadIdx.x) % lanes_of_warp),
+        Place(place),
+        Ring(lane(), nullptr, 0),
+        team_(team),
+        heap_(begun.heap),
+        shared_(nullptr),
+        shared_end_(nullptr),
+        epoch_(begun.epoch),
+        longest_delay_(begun.longest_delay),
+        all_live_(begun.all_live) {
+    static_assert(!bulk, "a bulk ring is a warp's from the launch on");
+  }
+  __device__ BegunCall begun() const { return {heap_, epoch_, longest_delay_, all_live_}; }
+  /// Behind the last part of a call whose parts are one launch: the epoch is used up, see CallPart. By one thread of the rank.
+  __device__ void end_call() { ptx::store_relaxed_system(&header()->epoch, epoch_); }
+
+  using Place::count;
+  using Place::first_squad;
+  using Place::index;
+  using Place::squad_count;
+  using Place::squad_index;
   __device__ const HeapView& heap() const { return heap_; }
   __device__ std::uint32_t epoch() const { return epoch_; }
   __device__ bool all_live() const { return all_live_; }
@@ -160,10 +208,10 @@ class DeviceWorker : public WarpNumbers, private BulkRing<mover == RowMover::bul
     __syncwarp();
   }
   template <class To, class T>
-  __device__ void send_values(int n, To to, const T* values, int count) {
+  __device__ void send_values(int n, To to, const T* values, int size) {
     verb();
 #pragma unroll 1
-    for (int at = lane(); at < count; at += lanes_of_warp) {
+    for (int at = lane(); at < size; at += lanes_of_warp) {
       const T value = values[at];
 #pragma unroll 1
       for (int i = 0; i < n; ++i) {
@@ -239,18 +287,18 @@ class DeviceWorker : public WarpNumbers, private BulkRing<mover == RowMover::bul
     tagged().send(n, to, from, words, part);
   }
   template <class To, class Value>
-  __device__ void send_tagged_values(int n, To to, int count, Value value) {
+  __device__ void send_tagged_values(int n, To to, int size, Value value) {
     verb();
-    tagged().send_values(n, to, count, value);
+    tagged().send_values(n, to, size, value);
   }
   __device__ Taken take_tagged(std::byte* to, const TaggedRow& row, int words, const RowPart& part) {
     verb();
     return tagged().take(to, row, words, part);
   }
   template <class F>
-  __device__ Taken take_tagged_values(const TaggedRow& row, int first, int count, F f) {
+  __device__ Taken take_tagged_values(const TaggedRow& row, int first, int size, F f) {
     verb();
-    return tagged().take_values(row, first, count, f);
+    return tagged().take_values(row, first, size, f);
   }
   template <class Rows>
   __device__ bool reduce_tagged(bf16* out, int n, Rows rows, const SumFormat& format, const LastTerm& last, const RowPart& part) {
@@ -349,6 +397,16 @@ class DeviceWorker : public WarpNumbers, private BulkRing<mover == RowMover::bul
     verb();
     speak(n, word, value, 0, 1);
   }
+  /// One squad speaks for all of the rank, the last one that comes here: few words to hear for one more step on the way.
+  template <class WordOf, class Value>
+  __device__ void announce_together(int n, WordOf word, Value value) {
+    verb();
+    __syncthreads();
+    if (squad_index() != 0) return;
+    int last = 0;
+    if (lane() == 0) last = static_cast<int>(come_last(counters()->met));
+    if (__shfl_sync(all_lanes, last, 0) != 0) speak(n, word, value, 0, 1);
+  }
   __device__ bool acquire(const Word* word, const WordName& name, std::uint32_t& value) {
     return acquire_at_least(word, name, 0, value);
   }
@@ -411,6 +469,64 @@ class DeviceWorker : public WarpNumbers, private BulkRing<mover == RowMover::bul
     value = word_value(seen);
     return word_tag(seen) == epoch_;
   }
+  /// This warp by itself: a word a lane, null ones left out. In the name of the team, what is missing are squads of this rank.
+  template <class WordOf, class NameOf>
+  __device__ bool acquire_each(int n, WordOf word, NameOf name) {
+    verb();
+    bool fine = true;
+#pragma unroll 1
+    for (int i = lane(); fine && i < n; i += lanes_of_warp) {
+      const Word* place = word(i);
+      if (place != nullptr) fine = spin_for_tag(place, name(i));
+    }
+    fine = __all_sync(all_lanes, static_cast<int>(fine)) != 0;
+    __syncwarp();
+    order();
+    return fine;
+  }
+
+  // --- Words of this rank alone ---
+
+  __device__ void start_count(Word* word) { ptx::store_relaxed_system(word, pack_word(epoch_, 0)); }
+  __device__ std::uint32_t add(Word* word, std::uint32_t n) {
+    verb();
+    __syncwarp();
+    Word before = 0;
+    if (lane() == 0) before = ptx::add_acquire_release_gpu(word, n);
+    before = __shfl_sync(all_lanes, before, 0);
+    __syncwarp();
+    order();
+    return word_value(before);
+  }
+  __device__ bool acquire_own(const Word* word, const WordName& name, std::uint32_t least) {
+    return acquire_own_run(
+               1, [&](int) { return word; }, name, least) == 1;
+  }
+  /// A lane looks at a word, so a run is seen at once.
+  template <class WordOf>
+  __device__ int acquire_own_run(int n, WordOf word, const WordName& name, std::uint32_t least) {
+    verb();
+    const bool looks = lane() < n;
+    const Word* mine = word(looks ? lane() : 0);
+    FellowWait wait;
+#pragma unroll 1
+    for (std::uint32_t look = 0;; ++look) {
+      const Word seen = ptx::load_acquire_system(mine);
+      const bool here = looks && word_tag(seen) == epoch_ && word_value(seen) >= least;
+      const unsigned missing = ~__ballot_sync(all_lanes, static_cast<int>(here));
+      const int run = missing == 0 ? lanes_of_warp : __ffs(static_cast<int>(missing)) - 1;
+      if (run > 0) {
+        __syncwarp();  // what a lane acquired, all lanes may read
+        order();
+        return run;
+      }
+      if (look % 64 != 0) continue;
+      int going = 1;
+      if (lane() == 0) going = wait.go_on(team_, heap_.rank, name, pack_word(epoch_, least), seen) ? 1 : 0;
+      if (__shfl_sync(all_lanes, going, 0) == 0) return 0;
+    }
+  }
+
   __device__ Patience look() { return {__shfl_sync(all_lanes, ptx::nanoseconds(), 0)}; }
   __device__ bool rest(Patience& patience, const WordName& name, Word expected, Word seen) {
     int go_on = 1;
@@ -455,9 +571,10 @@ class DeviceWorker : public WarpNumbers, private BulkRing<mover == RowMover::bul
     return __syncthreads_and(static_cast<int>(fine)) != 0;
   }
 
-  /// Gives up, by one lane.
-  __device__ void fail(const WordName& name, std::uint64_t expected, std::uint64_t seen) {
+  /// Gives up, by one lane or by several that say the same; returns false.
+  __device__ bool fail(const WordName& name, std::uint64_t expected, std::uint64_t seen) {
     give_up(team_, heap_.rank, name, expected, seen);
+    return false;
   }
   __device__ bool aborted() const { return ptx::load_relaxed_system(&header()->abort) != 0; }
 
@@ -533,6 +650,21 @@ class DeviceWorker : public WarpNumbers, private BulkRing<mover == RowMover::bul
       if (look % 64 != 0) continue;
       since = go_on_waiting(team_, heap_.rank, since, name, expected, seen);
       if (since == 0) return false;
+    }
+  }
+
+  /// Until a word carries this call's tag.
+  __device__ bool spin_for_tag(const Word* word, const WordName& name) {
+    const bool squads = name.kind == WordKind::team;
+    FellowWait wait;
+#pragma unroll 1
+    for (std::uint32_t look = 0;; ++look) {
+      const Word seen = ptx::load_acquire_system(word);
+      if (word_tag(seen) == epoch_) return true;
+      if (look % 64 != 0) continue;
+      const Word expected = squads ? gridDim.x : pack_word(epoch_, 0);
+      if (!wait.go_on(team_, heap_.rank, name, expected, squads ? word_value(ptx::load_relaxed_system(&counters()->met)) : seen))
+        return false;
     }
   }
 

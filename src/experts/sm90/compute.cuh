@@ -18,19 +18,18 @@ class RowFactors {
  public:
   static constexpr bool there = slab_shape(Shape::kind).row_scales;
 
-  __device__ RowFactors(Shared<Shape>& shared, const OrderedMatrix& weights, const MathThread& me)
-      : shared_(shared), weights_(weights), me_(me) {}
+  __device__ RowFactors(Shared<Shape>& shared, const MathThread& me) : shared_(shared), me_(me) {}
 
   /// Starts to fetch those of a task, for the next turn.
-  __device__ void fetch(const Task& task) {
+  __device__ void fetch(const OrderedMatrix& weights, const Task& task) {
     if constexpr (there) {
       const int lane = me_.thread % warp_threads;
       if (lane < rows_a_warp) {
 #pragma unroll
         for (int slab = 0; slab < Shape::slabs; ++slab) {
-          const int number = min(task.tile * tile_slabs + me_.first_slab + slab, weights_.plan.slabs() - 1);
+          const int number = min(task.tile * tile_slabs + me_.first_slab + slab, weights.plan.slabs() - 1);
           const int row = rows_a_warp * me_.warp() + lane;
-          const float& from = weights_.row_scales_of(task.expert)[number * slab_rows + row];
+          const float& from = weights.row_scales_of(task.expert)[number * slab_rows + row];
           cute::SM80_CP_ASYNC_CACHEALWAYS<float>::copy(from, shared_.row_factors.of_row[turn_ ^ 1][place(slab, row)]);
         }
       }
@@ -56,29 +55,30 @@ class RowFactors {
   __device__ int place(int slab, int row) const { return (me_.first_slab + slab) * slab_rows + row; }
 
   Shared<Shape>& shared_;
-  const OrderedMatrix& weights_;
   const MathThread& me_;
   int turn_ = 0;
 };
 
+/// A task's sums, but for the factors that may wait until the end.
 template <class Shape, int tokens>
-__device__ __forceinline__ void compute_task(Shared<Shape>& shared, const ProductCall& call, const OrderedMatrix& weights,
-                                             const Task& task, const MathThread& me, const RowFactors<Shape>& factors,
-                                             MathPosition<Shape>& at) {
-  constexpr WeightScale scale = weight_scale(Shape::kind);
-  const WeightPlan& plan = weights.plan;
-  Sums<Shape, tokens> sums;
-  {
-    RowPair constant[Shape::slabs];
-    if constexpr (scale == WeightScale::constant) {
+__device__ __forceinline__ void multiply_task(Shared<Shape>& shared, const WeightPlan& plan, TokenScales scaling,
+                                              ScaleFormat format, const Task& task, const MathThread& me,
+                                              const RowFactors<Shape>& factors, MathPosition<Shape>& at,
+                                              Sums<Shape, tokens>& sums) {
+  RowPair constant[Shape::slabs];
+  if constexpr (weight_scale(Shape::kind) == WeightScale::constant) {
 #pragma unroll
-      for (int slab = 0; slab < Shape::slabs; ++slab) constant[slab] = factors.of(slab);
-    }
-    MainLoop<Shape, tokens> loop(shared, at, plan, me.first_slab, plan.slabs_of(task.tile), call.tokens.scaling,
-                                 call.tokens.format);
-    loop.run(plan.steps() / Shape::parts, constant, sums);
+    for (int slab = 0; slab < Shape::slabs; ++slab) constant[slab] = factors.of(slab);
   }
-  if constexpr (scale == WeightScale::by_step || scale == WeightScale::at_end) {  // powers of two, left to the end
+  MainLoop<Shape, tokens> loop(shared, at, plan, me.first_slab, plan.slabs_of(task.tile), scaling, format);
+  loop.run(plan.steps() / Shape::parts, constant, sums);
+}
+
+/// Those factors: powers of two.
+template <class Shape, int tokens>
+__device__ __forceinline__ void scale_sums(const RowFactors<Shape>& factors, Sums<Shape, tokens>& sums) {
+  constexpr WeightScale scale = weight_scale(Shape::kind);
+  if constexpr (scale == WeightScale::by_step || scale == WeightScale::at_end) {
 #pragma unroll
     for (int slab = 0; slab < Shape::slabs; ++slab) {
       const RowPair factor = factors.of(slab);
@@ -86,34 +86,52 @@ __device__ __forceinline__ void compute_task(Shared<Shape>& shared, const Produc
       for (int i = 0; i < tokens / 2; ++i) sums.slab[slab][i] *= i % 4 < 2 ? factor.low : factor.high;
     }
   }
-  if constexpr (Shape::activates) {
-    ActivationEpilogue<Shape, tokens>(shared, call.activated, plan, task, me).run(sums);
-  } else {
-    store_results<Shape, tokens>(call.results, plan, task, me, sums);
-  }
 }
 
-/// One task with the smallest tile that covers its rows. All of it is inlined: products must not cross a call.
+/// What a math warpgroup of a product works with.
 template <class Shape>
-__device__ __forceinline__ void compute_with_tile(Shared<Shape>& shared, const ProductCall& call, const OrderedMatrix& weights,
-                                                  const Task& task, const MathThread& me, const RowFactors<Shape>& factors,
-                                                  MathPosition<Shape>& at) {
-  const int wanted = tile_tokens(task.rows, Shape::most_tokens);
+struct ProductMath {
+  Shared<Shape>& shared;
+  const ProductCall& call;
+  const OrderedMatrix& weights;
+  const MathThread& me;
+  const RowFactors<Shape>& factors;
+  MathPosition<Shape>& at;
+
+  template <int tokens>
+  __device__ __forceinline__ void run(const Task& task) const {
+    const WeightPlan& plan = weights.plan;
+    Sums<Shape, tokens> sums;
+    multiply_task<Shape, tokens>(shared, plan, call.tokens.scaling, call.tokens.format, task, me, factors, at, sums);
+    scale_sums(factors, sums);
+    if constexpr (Shape::activates) {
+      ActivationEpilogue<Shape, tokens>(shared, call.activated, plan, task, me).run(sums);
+    } else {
+      store_results<Shape, tokens>(MappedRows(call.results, task, me), call.results.second, plan, task, me, sums);
+    }
+  }
+};
+
+/// Calls work.run<tokens>(task) for the smallest tile that covers the task's rows. All of it is inlined: products must not cross a
+/// call.
+template <class Shape, class Work, class AnyTask>
+__device__ __forceinline__ void with_tile(int rows, const Work& work, const AnyTask& task) {
+  const int wanted = tile_tokens(rows, Shape::most_tokens);
   if constexpr (Shape::most_tokens <= 32) {
     if (wanted <= 8) {
-      compute_task<Shape, 8>(shared, call, weights, task, me, factors, at);
+      work.template run<8>(task);
     } else if (wanted <= 16) {
-      compute_task<Shape, 16>(shared, call, weights, task, me, factors, at);
+      work.template run<16>(task);
     } else {
-      compute_task<Shape, 32>(shared, call, weights, task, me, factors, at);
+      work.template run<32>(task);
     }
   } else {
     if (wanted <= 32) {
-      compute_task<Shape, 32>(shared, call, weights, task, me, factors, at);
+      work.template run<32>(task);
     } else if (wanted <= 64) {
-      compute_task<Shape, 64>(shared, call, weights, task, me, factors, at);
+      work.template run<64>(task);
     } else {
-      compute_task<Shape, Shape::most_tokens>(shared, call, weights, task, me, factors, at);
+      work.template run<Shape::most_tokens>(task);
     }
   }
 }
@@ -124,18 +142,19 @@ __device__ __forceinline__ void compute(Shared<Shape>& shared, const ProductCall
                                         const TaskList& tasks) {
   const int thread = static_cast<int>(threadIdx.x);
   const MathThread me{thread / warpgroup_threads * Shape::slabs, thread % warpgroup_threads};
-  RowFactors<Shape> factors(shared, weights, me);
+  RowFactors<Shape> factors(shared, me);
   MathPosition<Shape> at;
+  const ProductMath<Shape> math{shared, call, weights, me, factors, at};
   TaskTurns turns(tasks, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
   Task next;
   bool more = turns.next(next);
-  if (more) factors.fetch(next);
+  if (more) factors.fetch(weights, next);
   while (more) {
     const Task task = next;
     factors.turn();
     more = turns.next(next);
-    if (more) factors.fetch(next);
-    compute_with_tile(shared, call, weights, task, me, factors, at);
+    if (more) factors.fetch(weights, next);
+    with_tile<Shape>(task.rows, math, task);
   }
 }
 

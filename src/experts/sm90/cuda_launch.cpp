@@ -50,17 +50,14 @@ void prepare_products(WeightKind kind) {
   }
 }
 
-namespace {
-
-/// Rows of bytes, in swizzled boxes: what a box has beyond them is zeros.
-RowTensor tensor_of(const TokenRows& tokens, std::size_t row_bytes, int box_rows) {
-  const cuuint64_t sizes[] = {row_bytes, static_cast<cuuint64_t>(tokens.readable)};
-  const cuuint64_t strides[] = {tokens.value_stride};
+RowTensor make_row_tensor(const std::byte* values, std::size_t stride, std::size_t row_bytes, std::size_t rows, int box_rows) {
+  const cuuint64_t sizes[] = {row_bytes, rows};
+  const cuuint64_t strides[] = {stride};
   const cuuint32_t box[] = {static_cast<cuuint32_t>(panel_bytes), static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t steps[] = {1, 1};
   CUtensorMap map;
-  cuda::check(cuda::driver().encode_tiled(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<std::byte*>(tokens.values), sizes,
-                                          strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+  cuda::check(cuda::driver().encode_tiled(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<std::byte*>(values), sizes, strides,
+                                          box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                           CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
               "the description of token rows for the tensor copies");
   RowTensor tensor;
@@ -69,15 +66,14 @@ RowTensor tensor_of(const TokenRows& tokens, std::size_t row_bytes, int box_rows
   return tensor;
 }
 
-}  // namespace
-
 void launch_product(const ProductCall& product, RowBlocks blocks, bool activates, int ctas, cudaStream_t stream) {
   const WeightPlan& plan = product.weights.plan;
   const ProductKernel kernel = find_kernel(plan.kind, blocks, activates);
   ProductCall call = product;
   if (call.tokens.in_boxes()) {
     const std::size_t row_bytes = static_cast<std::size_t>(plan.cols) * (plan.shape().operand == Operand::e4m3 ? 1 : 2);
-    call.tokens.tensor = tensor_of(call.tokens, row_bytes, kernel.box_rows);
+    call.tokens.tensor = make_row_tensor(call.tokens.values, call.tokens.value_stride, row_bytes,
+                                         static_cast<std::size_t>(call.tokens.readable), kernel.box_rows);
   }
   void* arguments[] = {&call};
   cuda::check(cudaLaunchKernel(kernel.function, dim3(static_cast<unsigned>(ctas)), dim3(static_cast<unsigned>(kernel.threads)),

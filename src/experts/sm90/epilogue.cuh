@@ -37,25 +37,44 @@ __device__ inline void store_eight(bf16* row, int low, int high, const float* su
   *reinterpret_cast<std::uint32_t*>(row + high) = second;
 }
 
-/// Stores sums as bf16 rows.
-template <class Shape, int tokens>
-__device__ __forceinline__ void store_results(const ResultStore& out, const WeightPlan& plan, const Task& task,
+/// Where a product's results go: rows behind each other from a first one, or each where the map says.
+class MappedRows {
+ public:
+  __device__ MappedRows(const ResultStore& out, const Task& task, const MathThread& me)
+      : out_(out),
+        task_(task),
+        in_a_row_(out.map.rows == nullptr),
+        begin_(out.values + (in_a_row_ ? out.map.place(task, me.row()) * out.stride : 0)) {}
+
+  /// The row of token 8 i + me.row(), if it is real.
+  __device__ bf16* of(int i, int token, bool real) const {
+    if (!in_a_row_ && real) return out_.values + out_.map.place(task_, token) * out_.stride;
+    return begin_ + static_cast<std::size_t>(8 * i) * out_.stride;
+  }
+
+ private:
+  const ResultStore& out_;
+  const Task& task_;
+  bool in_a_row_;
+  bf16* begin_;
+};
+
+/// Stores sums as bf16 rows, to where `rows` says. second: as ResultStore's.
+template <class Shape, int tokens, class Rows>
+__device__ __forceinline__ void store_results(const Rows& rows, int second, const WeightPlan& plan, const Task& task,
                                               const MathThread& me, const Sums<Shape, tokens>& sums) {
   const int tile_has = plan.slabs_of(task.tile);
-  const bool in_a_row = out.map.rows == nullptr;
-  bf16* const begin = out.values + (in_a_row ? out.map.place(task, me.row()) * out.stride : 0);
 #pragma unroll
   for (int i = 0; i < tokens / 8; ++i) {
     const int token = 8 * i + me.row();
     const bool real = token < task.rows;
-    bf16* row = begin + static_cast<std::size_t>(8 * i) * out.stride;
-    if (!in_a_row && real) row = out.values + out.map.place(task, token) * out.stride;
+    bf16* row = rows.of(i, token, real);
 #pragma unroll
     for (int slab = 0; slab < Shape::slabs; ++slab) {
       if (me.first_slab + slab >= tile_has) continue;  // the same for the whole warpgroup
       const int slab_row = (task.tile * tile_slabs + me.first_slab + slab) * slab_rows + 16 * me.warp();
       const int low = plan.source_row(slab_row) + me.token();
-      store_eight(row, low, plan.paired ? out.second + low : low + 8, sums.slab[slab] + 4 * i, real);
+      store_eight(row, low, plan.paired ? second + low : low + 8, sums.slab[slab] + 4 * i, real);
     }
   }
 }

@@ -78,7 +78,9 @@ __device__ __forceinline__ void compute_large(Shared<Shape>& shared, const Produ
   } else {
     loop.run(plan.steps(), sums);
     factors.multiply(sums);
-    LargeStore<Shape, pieces>(shared, call.results, plan, task, me).run(sums);
+    const ResultStore& out = call.results;
+    const auto row_of = [&](int token) { return out.values + out.map.place(task, token) * out.stride; };
+    LargeStore<Shape, pieces>(shared, row_of, out.second, plan, task, me).run(sums);
   }
 }
 

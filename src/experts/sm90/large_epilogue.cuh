@@ -47,15 +47,17 @@ class StagedRows {
 template <class Shape, int pieces>
 class LargeStore {
  public:
-  __device__ LargeStore(Shared<Shape>& shared, const ResultStore& out, const WeightPlan& plan, const Task& task,
+  /// row_of(token): where the results of a token of the task go. second: as ResultStore's.
+  template <class RowOf>
+  __device__ LargeStore(Shared<Shape>& shared, const RowOf& row_of, int second, const WeightPlan& plan, const Task& task,
                         const LargePosition& me)
       : staged_(shared, me), plan_(plan), me_(me), first_slab_(task.tile * tile_slabs), tile_has_(plan.slabs_of(task.tile)) {
-    second_ = out.second;
+    second_ = second;
     any_ = me.first_of_warp() < task.rows;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int token = me.first_of_warp() + me.lane() / 4 + 8 * half;
-      row_[half] = token < task.rows ? out.values + out.map.place(task, token) * out.stride : nullptr;
+      row_[half] = token < task.rows ? row_of(token) : nullptr;
     }
   }
 

@@ -77,40 +77,47 @@ __device__ inline void order_exponents(std::byte* to, const std::byte* chunk, co
   }
 }
 
-/// Widens the stages of every task. By a warpgroup.
+/// Widens the stages of tasks. By a warpgroup, `thread` of it.
 template <class Shape>
-__device__ void widen_weights(Shared<Shape>& shared, const WeightPlan& plan, const TaskList& tasks, int thread) {
+class Widener {
+ public:
   static_assert(Shape::kind == WeightKind::mxfp4);
-  const WideningThread me(thread);
-  RingPosition<Shape::weight_stages> from;
-  RingPosition<Shape::operand_stages> to;
-  const int stages = plan.steps();
-  const int scale_bytes = plan.scale_bytes();
-  for_tasks(tasks, [&](const Task& task) {
+  __device__ Widener(Shared<Shape>& shared, int thread) : shared_(shared), thread_(thread), me_(thread) {}
+
+  __device__ void widen(const WeightPlan& plan, const Task& task) {
     const int tile_has = plan.slabs_of(task.tile);
     const bool usual = tile_has == tile_slabs && !plan.step_exponents;
+    const int scale_bytes = plan.scale_bytes();
+    const int stages = plan.steps();
 #pragma unroll 1
     for (int stage = 0; stage < stages; ++stage) {
-      shared.weight_ring.wait_full(from);
-      shared.widened.ring.wait_empty(to);
-      const std::byte* chunk = shared.weights[from.stage];
-      std::byte* operands = shared.widened.operands[to.stage];
+      shared_.weight_ring.wait_full(from_);
+      shared_.widened.ring.wait_empty(to_);
+      const std::byte* chunk = shared_.weights[from_.stage];
+      std::byte* operands = shared_.widened.operands[to_.stage];
       if (usual) {
-        widen_stage<tile_slabs>(me, chunk, operands, tile_slabs, plan.shape().scale_bytes);
+        widen_stage<tile_slabs>(me_, chunk, operands, tile_slabs, plan.shape().scale_bytes);
       } else {
-        widen_stage<0>(me, chunk, operands, tile_has, scale_bytes);
-        if (plan.step_exponents) order_exponents(operands + Shape::operand_bytes, chunk, plan, tile_has, thread);
+        widen_stage<0>(me_, chunk, operands, tile_has, scale_bytes);
+        if (plan.step_exponents) order_exponents(operands + Shape::operand_bytes, chunk, plan, tile_has, thread_);
       }
       cutlass::arch::fence_view_async_shared();  // the tensor cores read by another proxy
       __syncwarp();
-      if (thread % warp_threads == 0) {
-        shared.weight_ring.leave(from);
-        shared.widened.ring.filled(to);
+      if (thread_ % warp_threads == 0) {
+        shared_.weight_ring.leave(from_);
+        shared_.widened.ring.filled(to_);
       }
-      from.advance();
-      to.advance();
+      from_.advance();
+      to_.advance();
     }
-  });
-}
+  }
+
+ private:
+  Shared<Shape>& shared_;
+  int thread_;
+  WideningThread me_;
+  RingPosition<Shape::weight_stages> from_;
+  RingPosition<Shape::operand_stages> to_;
+};
 
 }  // namespace heddle::sm90

@@ -33,6 +33,10 @@ inline constexpr int most_experts = 1024;
 
 ProductKernel find_kernel(WeightKind kind, RowBlocks blocks, bool activates);
 
+/// Rows as the unit that copies tensors takes them, in boxes of `box_rows` rows x 128 bytes, swizzled: rows at `values`, `stride`
+/// bytes apart, `row_bytes` of each are theirs, and what a box has beyond them is zeros. Throws CudaError.
+RowTensor make_row_tensor(const std::byte* values, std::size_t stride, std::size_t row_bytes, std::size_t rows, int box_rows);
+
 /// Loads the kernels of a kind on the current device, so that no launch has to. Throws CudaError.
 void prepare_products(WeightKind kind);
 

@@ -21,23 +21,36 @@ __device__ void for_tasks(const TaskList& tasks, const Work& work) {
   while (turns.next(task)) work(task);
 }
 
-/// Streams the chunks of every task, a stage a bulk copy. By one thread.
+/// Streams chunks, a stage a bulk copy. By one thread.
 template <class Shape>
-__device__ void load_weights(Shared<Shape>& shared, const OrderedMatrix& weights, const TaskList& tasks) {
-  RingPosition<Shape::weight_stages> at;
-  const int stages = weights.plan.steps() / Shape::parts;
-  for_tasks(tasks, [&](const Task& task) {
+class WeightStream {
+ public:
+  __device__ explicit WeightStream(Shared<Shape>& shared) : shared_(shared) {}
+
+  __device__ void load(const OrderedMatrix& weights, const Task& task) {
+    const int stages = weights.plan.steps() / Shape::parts;
     const int bytes = Shape::parts * weights.plan.chunk_bytes(task.tile);
     const std::byte* from = weights.chunk(task.expert, task.tile, 0);
     for (int stage = 0; stage < stages; ++stage) {
-      shared.weight_ring.wait_empty(at);
-      shared.weight_ring.expect(at, bytes);
-      cute::SM90_BULK_COPY_G2S::copy(from, &shared.weight_ring.full[at.stage], shared.weights[at.stage], bytes);
+      shared_.weight_ring.wait_empty(at_);
+      shared_.weight_ring.expect(at_, bytes);
+      cute::SM90_BULK_COPY_G2S::copy(from, &shared_.weight_ring.full[at_.stage], shared_.weights[at_.stage], bytes);
       from += bytes;
-      at.advance();
+      at_.advance();
     }
-  });
-}
+  }
+
+ private:
+  Shared<Shape>& shared_;
+  RingPosition<Shape::weight_stages> at_;
+};
+
+/// How token rows may be read that were there before the launch: at once, and as what never changes.
+struct Settled {
+  /// Waits until the first `stages` stages of the task's rows are there.
+  __device__ static void await(int) {}
+  __device__ static std::uint32_t load(const std::uint32_t* word) { return __ldg(word); }
+};
 
 /// Fetches token scales, widened to f32 or its upper half. By one warp. Scales of 128 values, the usual ones, come in batches where
 /// row blocks are small: of four stages where a word holds four of them, else of two; the next batch is on its way while this one
@@ -45,26 +58,27 @@ __device__ void load_weights(Shared<Shape>& shared, const OrderedMatrix& weights
 template <class Shape>
 class ScaleLoader {
  public:
-  __device__ ScaleLoader(Shared<Shape>& shared, const TokenRows& tokens, int cols)
-      : shared_(shared),
-        tokens_(tokens),
-        groups_(tokens.scaling == TokenScales::by_32 ? (cols + 31) / 32 : (cols + 127) / 128),
-        lane_(static_cast<int>(threadIdx.x) % warp_threads) {}
+  __device__ explicit ScaleLoader(Shared<Shape>& shared) : shared_(shared), lane_(static_cast<int>(threadIdx.x) % warp_threads) {}
 
-  __device__ void load(const Task& task, int stages) {
+  /// Those of a task of `cols` columns. `access`: see Settled.
+  template <class Access>
+  __device__ void load(const TokenRows& tokens, int cols, const Task& task, int stages, Access& access) {
+    scales_ = tokens.scales;
+    stride_ = tokens.scale_stride;
+    groups_ = tokens.scaling == TokenScales::by_32 ? (cols + 31) / 32 : (cols + 127) / 128;
     rows_ = task.rows;
 #pragma unroll
     for (int i = 0; i < rows_a_lane; ++i) {
-      if (is_row(i)) place_[i] = static_cast<std::uint32_t>(tokens_.map.place(task, lane_ + warp_threads * i));
+      if (is_row(i)) place_[i] = static_cast<std::uint32_t>(tokens.map.place(task, lane_ + warp_threads * i));
     }
-    if (tokens_.scaling == TokenScales::by_32) {
-      for (int stage = 0; stage < stages; ++stage) fill(stage, 4);
+    if (tokens.scaling == TokenScales::by_32) {
+      for (int stage = 0; stage < stages; ++stage) fill(tokens.format, stage, 4, access);
     } else if constexpr (Shape::tokens_first) {  // a stage takes longer than a load
-      for (int stage = 0; stage < stages; ++stage) fill(stage, 1);
-    } else if (tokens_.format == ScaleFormat::ue8m0) {
-      load_batches<ScaleFormat::ue8m0>(stages);
+      for (int stage = 0; stage < stages; ++stage) fill(tokens.format, stage, 1, access);
+    } else if (tokens.format == ScaleFormat::ue8m0) {
+      load_batches<ScaleFormat::ue8m0>(stages, access);
     } else {
-      load_batches<ScaleFormat::f32>(stages);
+      load_batches<ScaleFormat::f32>(stages, access);
     }
   }
 
@@ -80,16 +94,18 @@ class ScaleLoader {
   };
 
   __device__ bool is_row(int i) const { return lane_ + warp_threads * i < rows_; }
-  __device__ const std::byte* from(int i) const { return tokens_.scales + place_[i] * tokens_.scale_stride; }
+  __device__ const std::byte* from(int i) const { return scales_ + place_[i] * stride_; }
 
-  template <ScaleFormat format>
-  __device__ void load_batches(int stages) {
+  template <ScaleFormat format, class Access>
+  __device__ void load_batches(int stages, Access& access) {
     using Batches = Batch<format>;
     Batches now;
     Batches next;
-    fetch(now, 0);
+    access.await(min(Batches::stages, stages));
+    fetch<Access>(now, 0);
     for (int first = 0; first < stages; first += Batches::stages) {
-      fetch(next, first + Batches::stages);
+      access.await(min(first + 2 * Batches::stages, stages));
+      fetch<Access>(next, first + Batches::stages);
 #pragma unroll
       for (int i = 0; i < Batches::stages; ++i) {
         if (first + i < stages) give(now, i);
@@ -98,7 +114,7 @@ class ScaleLoader {
     }
   }
 
-  template <ScaleFormat format>
+  template <class Access, ScaleFormat format>
   __device__ void fetch(Batch<format>& batch, int first) const {
     constexpr int stages_a_word = Batch<format>::stages_a_word;
 #pragma unroll
@@ -107,7 +123,7 @@ class ScaleLoader {
       for (int i = 0; i < rows_a_lane; ++i) {
         const bool there = is_row(i) && first + word * stages_a_word < groups_;
         const auto* words = reinterpret_cast<const std::uint32_t*>(from(i)) + first / stages_a_word;
-        batch.words[word][i] = there ? __ldg(words + word) : 0u;
+        batch.words[word][i] = there ? Access::load(words + word) : 0u;
       }
     }
   }
@@ -135,15 +151,17 @@ class ScaleLoader {
   }
 
   /// One stage's scales straight from memory: `count` groups a token.
-  __device__ void fill(int stage, int count) {
+  template <class Access>
+  __device__ void fill(ScaleFormat format, int stage, int count, Access& access) {
+    access.await(stage + 1);
     shared_.row_ring.wait_empty(at_);
 #pragma unroll
     for (int i = 0; i < rows_a_lane; ++i) {
       if (!is_row(i)) break;
       for (int group = 0; group < count; ++group) {
         const int index = min(stage * count + group, groups_ - 1);  // beyond the last one tokens are zeros: any finite scale
-        const float scale = tokens_.format == ScaleFormat::ue8m0 ? from_ue8m0(static_cast<std::uint8_t>(from(i)[index]))
-                                                                 : reinterpret_cast<const float*>(from(i))[index];
+        const float scale = format == ScaleFormat::ue8m0 ? from_ue8m0(static_cast<std::uint8_t>(from(i)[index]))
+                                                         : reinterpret_cast<const float*>(from(i))[index];
         shared_.scales[at_.stage][group * Shape::most_tokens + Shape::place_of_scale(lane_ + warp_threads * i)] = scale;
       }
     }
@@ -157,9 +175,10 @@ class ScaleLoader {
   }
 
   Shared<Shape>& shared_;
-  const TokenRows& tokens_;
-  int groups_;
   int lane_;
+  const std::byte* scales_ = nullptr;
+  std::size_t stride_ = 0;
+  int groups_ = 0;
   int rows_ = 0;
   std::uint32_t place_[rows_a_lane];
   RingPosition<Shape::row_stages> at_;

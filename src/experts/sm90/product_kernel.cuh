@@ -48,13 +48,21 @@ __device__ __forceinline__ void load(Shared<Shape>& shared, const ProductCall& c
   const WeightPlan& plan = weights.plan;
   const int stages = plan.steps() / Shape::parts;
   if (warp == 0) {
-    if (thread == 0) load_weights(shared, weights, tasks);
+    WeightStream<Shape> stream(shared);
+    if (thread == 0) for_tasks(tasks, [&](const Task& task) { stream.load(weights, task); });
   } else if (warp == 1) {
     if (call.tokens.scaling == TokenScales::none) return;
-    ScaleLoader<Shape> loader(shared, call.tokens, plan.cols);
-    for_tasks(tasks, [&](const Task& task) { loader.load(task, stages); });
+    ScaleLoader<Shape> loader(shared);
+    Settled settled;
+    for_tasks(tasks, [&](const Task& task) { loader.load(call.tokens, plan.cols, task, stages, settled); });
   } else if (call.tokens.in_boxes()) {
-    if (thread == 2 * warp_threads) copy_rows(shared, call.tokens, tasks, stages);
+    RowBoxes<Shape> boxes(shared);
+    if (thread == 2 * warp_threads) {
+      for_tasks(tasks, [&](const Task& task) {
+        const auto first = static_cast<std::int32_t>(call.tokens.map.place(task, 0));
+        for (int stage = 0; stage < stages; ++stage) boxes.copy(call.tokens.tensor, first, task.rows, stage);
+      });
+    }
   } else {
     const int row_bytes = plan.cols * (Shape::operand == Operand::e4m3 ? 1 : 2);
     RowGatherer<Shape> loader(shared, call.tokens, row_bytes, thread - 2 * warp_threads);
@@ -63,10 +71,9 @@ __device__ __forceinline__ void load(Shared<Shape>& shared, const ProductCall& c
   }
 }
 
-/// By one thread, before anybody uses a ring.
+/// By one thread, before anybody uses a ring. row_loaders: arrivals that make a stage of rows full, scales included.
 template <class Shape>
-__device__ void create_rings(Shared<Shape>& shared, const TokenRows& tokens) {
-  const int row_loaders = (tokens.in_boxes() ? 1 : row_gatherer_threads) + (tokens.scaling == TokenScales::none ? 0 : 1);
+__device__ void create_rings(Shared<Shape>& shared, int row_loaders) {
   shared.row_ring.create(row_loaders, Shape::math_warps);
   if constexpr (Shape::widening_threads > 0) {
     constexpr int widening_warps = Shape::widening_threads / warp_threads;
@@ -96,7 +103,8 @@ __global__ void __launch_bounds__(Shape::threads, 1) product_kernel(const __grid
   auto& shared = *reinterpret_cast<Shared<Shape>*>(memory);
   const int thread = static_cast<int>(threadIdx.x);
   if (thread / warp_threads == 0) list_tasks(shared, call);
-  if (thread == warp_threads) create_rings(shared, call.tokens);
+  const int row_loaders = (call.tokens.in_boxes() ? 1 : row_gatherer_threads) + (call.tokens.scaling == TokenScales::none ? 0 : 1);
+  if (thread == warp_threads) create_rings(shared, row_loaders);
   __syncthreads();
   const TaskList tasks{row_ends(shared), block_ends(shared, call.experts), call.experts, call.weights.plan.tiles(),
                        Shape::block_unit};
@@ -110,7 +118,8 @@ __global__ void __launch_bounds__(Shape::threads, 1) product_kernel(const __grid
     load(shared, call, weights, tasks, thread - loading);
   } else if constexpr (Shape::widening_threads > 0) {
     cutlass::arch::warpgroup_reg_dealloc<Shape::widening_registers>();
-    widen_weights(shared, weights.plan, tasks, thread - Shape::math_threads);
+    Widener<Shape> widener(shared, thread - Shape::math_threads);
+    for_tasks(tasks, [&](const Task& task) { widener.widen(weights.plan, task); });
   }
 }
 

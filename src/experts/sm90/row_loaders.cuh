@@ -16,32 +16,36 @@ namespace heddle::sm90 {
 
 inline constexpr int row_gatherer_threads = 64;
 
-/// Copies the rows of every task as boxes of rows x 128 bytes: what is behind the task's rows in the last box comes along, and what
-/// is behind a row's last byte is zeros. By one thread.
+/// Copies rows as boxes of rows x 128 bytes: what is behind the task's rows in the last box comes along, and what is behind a row's
+/// last byte is zeros. By one thread.
 template <class Shape>
-__device__ void copy_rows(Shared<Shape>& shared, const TokenRows& tokens, const TaskList& tasks, int stages) {
-  constexpr int box_bytes = Shape::box_rows * panel_bytes;
-  RingPosition<Shape::row_stages> at;
-  for_tasks(tasks, [&](const Task& task) {
-    const int boxes = (task.rows + Shape::box_rows - 1) / Shape::box_rows;
-    const auto first = static_cast<std::int32_t>(tokens.map.place(task, 0));
-    for (int stage = 0; stage < stages; ++stage) {
-      shared.row_ring.wait_empty(at);
-      shared.row_ring.expect(at, Shape::parts * boxes * box_bytes);
+class RowBoxes {
+ public:
+  __device__ explicit RowBoxes(Shared<Shape>& shared) : shared_(shared) {}
+
+  /// A stage of the `rows` rows of a tensor that begin with `first`.
+  __device__ void copy(const RowTensor& tensor, std::int32_t first, int rows, int stage) {
+    constexpr int box_bytes = Shape::box_rows * panel_bytes;
+    const int boxes = (rows + Shape::box_rows - 1) / Shape::box_rows;
+    shared_.row_ring.wait_empty(at_);
+    shared_.row_ring.expect(at_, Shape::parts * boxes * box_bytes);
 #pragma unroll
-      for (int part = 0; part < Shape::parts; ++part) {
-        std::byte* panel = shared.rows[at.stage] + part * Shape::most_tokens * panel_bytes;
-        const std::int32_t column = (stage * Shape::parts + part) * panel_bytes;
-        for (int box = 0; box < boxes; ++box) {
-          cute::SM90_TMA_LOAD_2D::copy(&tokens.tensor, &shared.row_ring.full[at.stage],
-                                       static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST), panel + box * box_bytes,
-                                       column, first + box * Shape::box_rows);
-        }
+    for (int part = 0; part < Shape::parts; ++part) {
+      std::byte* panel = shared_.rows[at_.stage] + part * Shape::most_tokens * panel_bytes;
+      const std::int32_t column = (stage * Shape::parts + part) * panel_bytes;
+      for (int box = 0; box < boxes; ++box) {
+        cute::SM90_TMA_LOAD_2D::copy(&tensor, &shared_.row_ring.full[at_.stage],
+                                     static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST), panel + box * box_bytes,
+                                     column, first + box * Shape::box_rows);
       }
-      at.advance();
     }
-  });
-}
+    at_.advance();
+  }
+
+ private:
+  Shared<Shape>& shared_;
+  RingPosition<Shape::row_stages> at_;
+};
 
 /// Gathers rows by 16-byte copies, swizzled as the tensor cores read them. By `row_gatherer_threads` threads, `thread` of them.
 template <class Shape>

@@ -95,12 +95,15 @@ struct TileShape {
   static constexpr int activated_bytes = operand == Operand::e4m3 ? 1 : 2;  ///< of a value: an operand of the second product
   static constexpr int activated_stride =
       activates ? stage_columns * activated_bytes + 16 : 0;  ///< 16 more, so that rows share no bank
-  /// What is left goes to weights, whose stream must never stop: 1 KiB is for barriers and alignment, 8 for lists of experts.
   static constexpr int other_bytes = row_stages * (row_stage_bytes + scales_a_stage * 4) +
                                      most_tokens * (activated_stride + (activates ? tile_slabs * 5 * 4 : 0) + 8) +
-                                     row_factor_bytes + 9 * 1024;
-  static constexpr int weight_stages_that_fit = (most_shared_bytes - other_bytes) / (weight_stage_bytes + 16);
-  static constexpr int weight_stages = weight_stages_that_fit < 10 ? weight_stages_that_fit : 10;
+                                     row_factor_bytes + 1024;
+  /// What is left goes to weights, whose stream must never stop. Beside `bytes` that somebody else wants of the CTA's memory.
+  static constexpr int weight_stages_beside(int bytes) {
+    const int fit = (most_shared_bytes - other_bytes - bytes) / (weight_stage_bytes + 16);
+    return fit < 10 ? fit : 10;
+  }
+  static constexpr int weight_stages = weight_stages_beside(8 * 1024);  ///< the lists of experts
   static_assert(weight_stages >= 2, "weights need two stages at least");
 };
 

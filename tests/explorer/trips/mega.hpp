@@ -193,7 +193,7 @@ class MegaCalls : public Scenario {
   }
   bool run_tasks(W& w, const MegaCall& call, bf16* out) {
     MegaProducts products(call.layout, call.input.hidden, batches_.first_expert(w.heap().rank));
-    return MegaTasks(w, call, products).run() && mega_sum(w, call, nullptr, out);
+    return MegaTasks(w, call, products).run() && mega_sum(w, call, {}, out);
   }
   std::vector<bf16> expected(int number, int rank) const {
     std::vector<bf16> out = batches_.outputs(number, rank);

@@ -1,0 +1,34 @@
+// What the fused kernel is given: one source for host and device. By value what all ranks of a GPU share; in memory of the GPU what
+// each of them has for itself.
+#pragma once
+
+#include "exchange/cuda_exchange.hpp"
+#include "experts/activation/clamp.hpp"
+#include "experts/sm90/call.hpp"
+#include "experts/sm90/weight_order.hpp"
+#include "mega/protocol.hpp"
+
+namespace heddle::sm90 {
+
+/// A task reads one of four matrices, and rows of one of four regions.
+enum class MegaSource : std::uint8_t { gemm1, gemm2, shared_gemm1, shared_gemm2 };
+inline constexpr int mega_sources = 4;
+
+/// What one rank keeps from call to call, in memory of the GPU.
+struct MegaRank {
+  RowTensor rows[mega_sources];  ///< arrived ring, intermediate ring; input region, the shared expert's activations
+  OrderedMatrix weights[mega_sources];
+};
+
+struct MegaKernelCall : DeviceCall {
+  MegaLayout layout;
+  MegaScratch scratch;              ///< `sent` alone, of the first local rank; counts lie in the CTAs' own memory
+  const MegaRank* parts = nullptr;  ///< [local ranks]
+  TokenScales scaling = TokenScales::none;
+  DeviceClamp clamp;
+};
+
+/// Counts and row blocks of the experts in a CTA's memory: so many values at most, [local experts, ranks + 2].
+inline constexpr int most_mega_counts = 3072;
+
+}  // namespace heddle::sm90

@@ -1,0 +1,26 @@
+#include "mega/sm90/kernels.hpp"
+
+namespace heddle::sm90 {
+
+template <WeightKind kind>
+MegaKernel mega_kernel_of(RowBlocks blocks);
+extern template MegaKernel mega_kernel_of<WeightKind::bf16>(RowBlocks);
+extern template MegaKernel mega_kernel_of<WeightKind::fp8_block>(RowBlocks);
+extern template MegaKernel mega_kernel_of<WeightKind::mxfp4>(RowBlocks);
+
+MegaKernel find_mega_kernel(WeightKind kind, RowBlocks blocks) {
+  switch (kind) {
+    case WeightKind::bf16:
+      return mega_kernel_of<WeightKind::bf16>(blocks);
+    case WeightKind::fp8_block:
+      return mega_kernel_of<WeightKind::fp8_block>(blocks);
+    case WeightKind::mxfp4:
+      return mega_kernel_of<WeightKind::mxfp4>(blocks);
+    case WeightKind::nvfp4:
+    case WeightKind::mxfp8:
+      break;
+  }
+  return {};
+}
+
+}  // namespace heddle::sm90

@@ -1,0 +1,194 @@
+#include "mega/sm90/cuda_mega.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+#include "group/cuda_driver.hpp"
+#include "layer/options.hpp"
+#include "mega/options.hpp"
+
+namespace heddle {
+
+using cuda::check;
+using sm90::MegaRank;
+using sm90::MegaSource;
+using sm90::RowBlocks;
+
+namespace {
+
+std::size_t size(int value) { return static_cast<std::size_t>(value); }
+
+[[noreturn]] void refuse(const std::string& text) { throw InputError("mega on a GPU: " + text); }
+
+/// What the kernel does not compute, and what to take instead.
+void check_arithmetic(const ExchangeOptions& options, WeightKind kind) {
+  if (sm90::find_mega_kernel(kind, RowBlocks::small).function == nullptr) {
+    refuse(fmt::format("{} weights have no fused kernel; mxfp4, fp8 block and bf16 have. Take way = low_latency",
+                       kind == WeightKind::nvfp4 ? "nvfp4" : "mxfp8"));
+  }
+  const bool fp8 = kind != WeightKind::bf16;
+  const Activation activation = options.mega.activation;
+  if (fp8 && activation != Activation::fp8)
+    refuse("mxfp4 and fp8 block weights are multiplied as e4m3; take fp8 activations, or the host engine");
+  if (!fp8 && activation != Activation::bf16)
+    refuse("bf16 weights take bf16 activations in the fused kernel; for fp8 ones take way = low_latency");
+  if (options.wire != (fp8 ? Wire::fp8 : Wire::bf16)) {
+    refuse(
+        fmt::format("rows enter the product as they arrive, so wire = {} is wanted here (the bits are those of any wire that "
+                    "rounds no earlier)",
+                    fp8 ? "fp8" : "bf16"));
+  }
+}
+
+}  // namespace
+
+bool runs_inside(const LayerWeights& weights) {
+  return weights.shared && weights.shared->gate.empty() && weights.shared->weights.gate.kind == weights.kind;
+}
+
+DeviceMega::DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
+                       const DeviceExchangeOptions& device_options, std::span<const LayerWeights> weights,
+                       const LayerOptions& layer, DeviceRowBlocks row_blocks)
+    : DeviceExchangeBase(workspace, gpu, options, memory, device_options), inside_(runs_inside(weights.front())) {
+  const WeightKind kind = weights.front().kind;
+  check_arithmetic(options, kind);
+  if (device_options.counters) refuse("its kernel counts nothing; leave DeviceExchangeOptions::counters out");
+  const int counts = options.placement.max_local_experts() * (ranks() + 2);
+  if (counts > sm90::most_mega_counts) {
+    refuse(fmt::format("{} local experts on {} ranks need {} counts in the memory of a CTA, which has {}; take way = low_latency",
+                       options.placement.max_local_experts(), ranks(), counts, sm90::most_mega_counts));
+  }
+  const cuda::DeviceScope scope(device());
+  load_weights(weights);
+  const int pairs = options.cap * options.topk;
+  ScratchPlan plan;
+  sent_ = plan_numbering(plan, size(pairs), size(options.placement.experts()), pairs, kind_chunk);
+  allocate_scratch(plan);
+  int sms = 0;
+  check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device()), "number of SMs");
+  const int wanted = device_options.sms > 0 ? std::min(device_options.sms, sms) : sms;
+  ctas_ = wanted / local_ranks();
+  if (ctas_ < 1) refuse(fmt::format("{} SMs for {} ranks on GPU {}; each needs one", wanted, local_ranks(), device()));
+  const DeviceClamp clamp = DeviceClamp::of(clamp_of(weights.front().shape, layer));
+  constexpr int least_of_large = 64;  // rows of a block
+  const bool can_be_large = options.mega.block_rows >= least_of_large;
+  if (row_blocks != DeviceRowBlocks::large || !can_be_large) small_ = make_variant(RowBlocks::small, kind, clamp);
+  if (row_blocks != DeviceRowBlocks::small && can_be_large) large_ = make_variant(RowBlocks::large, kind, clamp);
+}
+
+void DeviceMega::load_weights(std::span<const LayerWeights> weights) {
+  for (const LayerWeights& one : weights) {
+    routed_.emplace_back(one.experts, one.shape.hidden, one.shape.intermediate, sm90::DeviceWeightsOptions{device(), {}, false});
+  }
+  if (!inside_) return;
+  const SharedExpert& shared = *weights.front().shared;
+  shared_.emplace(std::span(&shared.weights, 1), weights.front().shape.hidden, shared.intermediate,
+                  sm90::DeviceWeightsOptions{device(), {}, false});
+}
+
+DeviceMega::Variant DeviceMega::make_variant(RowBlocks blocks, WeightKind kind, const DeviceClamp& clamp) const {
+  Variant variant;
+  variant.kernel = sm90::find_mega_kernel(kind, blocks);
+  check(cudaFuncSetAttribute(variant.kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(variant.kernel.shared_bytes)),
+        "shared memory of the fused kernel");
+  int ctas_an_sm = 0;
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas_an_sm, variant.kernel.function, variant.kernel.threads,
+                                                      variant.kernel.shared_bytes),
+        "occupancy of the fused kernel");
+  if (ctas_an_sm < 1) refuse(fmt::format("GPU {} does not hold a CTA of the fused kernel on an SM", device()));
+  sm90::MegaKernelCall& call = variant.call;
+  MegaLayout& layout = call.layout;
+  layout = make_mega_layout(options_, options_.workers, areas());
+  layout.has_shared = inside_;
+  layout.activated.scale_unit = layout.shared.scale_unit = 1;
+  const int most = std::min(layout.block_rows, variant.kernel.most_tokens);
+  const int box = variant.kernel.box_rows;
+  layout.block_rows = blocks == RowBlocks::large ? most / box * box : most;
+  // As far ahead as CTAs want it and the ring allows it; the places of smaller blocks are as many.
+  layout.lag = std::clamp(lag_of(ctas_, layout.gemm1_tasks()), 1, std::max(1, layout.ring_blocks - 2));
+  call.scratch.sent = at(sent_);
+  call.clamp = clamp;
+  if (options_.mega.activation == Activation::fp8)
+    call.scaling = options_.quantisation.group == 32 ? sm90::TokenScales::by_32 : sm90::TokenScales::by_128;
+  std::vector<MegaRank> parts;
+  for (int local = 0; local < local_ranks(); ++local) parts.push_back(part_of(local, variant));
+  variant.parts = DeviceArray<MegaRank>(device(), parts.size());
+  check(cudaMemcpy(variant.parts.data(), parts.data(), parts.size() * sizeof(MegaRank), cudaMemcpyHostToDevice),
+        "copying of what ranks keep");
+  call.parts = variant.parts.data();
+  return variant;
+}
+
+MegaRank DeviceMega::part_of(int local, const Variant& variant) const {
+  const MegaLayout& layout = variant.call.layout;
+  HeapView heap = workspace_.view(gpu_);
+  heap.rank = rank_of(local);
+  const auto wire_rows = [&](std::size_t begin, std::size_t rows) {
+    return sm90::make_row_tensor(heap.mine<std::byte>(begin), layout.wire.row_bytes(), layout.wire.value_bytes(), rows,
+                                 variant.kernel.box_rows);
+  };
+  const auto activations = [&](const StepRegion& region) {
+    const StepFormat& format = region.format;
+    return sm90::make_row_tensor(heap.mine<std::byte>(region.begin), format.row_bytes(), format.value_bytes(format.width),
+                                 region.rows, variant.kernel.box_rows);
+  };
+  MegaRank part;
+  const auto set = [&](MegaSource source, const sm90::RowTensor& rows, const sm90::OrderedMatrix& weights) {
+    part.rows[static_cast<int>(source)] = rows;
+    part.weights[static_cast<int>(source)] = weights;
+  };
+  const sm90::DeviceWeights& routed = routed_[size(local)];
+  set(MegaSource::gemm1, wire_rows(layout.arrived(0), layout.ring_rows()), routed.gate_up());
+  set(MegaSource::gemm2, activations(layout.intermediate()), routed.down());
+  if (inside_) {
+    set(MegaSource::shared_gemm1, wire_rows(layout.row(0), size(layout.shape.cap)), shared_->gate_up());
+    set(MegaSource::shared_gemm2, activations(layout.shared_intermediate()), shared_->down());
+  }
+  return part;
+}
+
+Arrived DeviceMega::arrived(int) const {
+  Arrived arrived;
+  arrived.layout = options_.arrived;
+  arrived.wire = options_.wire;
+  arrived.received = -1;
+  arrived.real = -1;
+  return arrived;
+}
+
+std::size_t DeviceMega::weight_bytes() const {
+  std::size_t bytes = shared_ ? shared_->report().device_bytes : 0;
+  for (const sm90::DeviceWeights& one : routed_) bytes += one.report().device_bytes;
+  return bytes;
+}
+
+const DeviceMega::Variant& DeviceMega::variant_for(int max_tokens) const {
+  if (!small_ || !large_) return small_ ? *small_ : *large_;
+  const long long rows = static_cast<long long>(max_tokens) * ranks() * options_.topk / options_.placement.experts();
+  return sm90::choose_blocks(static_cast<int>(rows)) == RowBlocks::small ? *small_ : *large_;
+}
+
+void DeviceMega::run(std::span<const DeviceOutput> outputs, DeviceStream stream) {
+  take_outputs(outputs, stream);
+  const Variant& variant = variant_for(call_.max_tokens);
+  sm90::MegaKernelCall call = variant.call;
+  static_cast<DeviceCall&>(call) = call_;
+  const cuda::DeviceScope scope(device());
+  cudaLaunchAttribute cooperative;
+  cooperative.id = cudaLaunchAttributeCooperative;
+  cooperative.val.cooperative = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(ctas_), static_cast<unsigned>(local_ranks()));
+  config.blockDim = dim3(static_cast<unsigned>(variant.kernel.threads));
+  config.dynamicSmemBytes = variant.kernel.shared_bytes;
+  config.stream = stream;
+  config.attrs = &cooperative;
+  config.numAttrs = 1;
+  void* arguments[] = {&call};
+  check(cudaLaunchKernelExC(&config, variant.kernel.function, arguments), "launch of the fused kernel");
+}
+
+}  // namespace heddle

@@ -1,0 +1,69 @@
+// The fused layer on one GPU, host side: the weights of its ranks, and the launch of the kernel that is the whole layer.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "exchange/cuda_exchange.hpp"
+#include "experts/sm90/weights.hpp"
+#include "heddle/layer.hpp"
+#include "mega/sm90/call.hpp"
+#include "mega/sm90/kernels.hpp"
+
+namespace heddle {
+
+/// Whether the fused kernel runs a layer's shared expert as tasks of its own: one without a gate, of the routed experts' kind.
+/// Another one has its results when the kernel begins (DeviceOutput::shared).
+bool runs_inside(const LayerWeights& weights);
+
+/// dispatch() takes the call's inputs, combine() launches the whole layer; nothing arrives anywhere in between.
+class DeviceMega final : public DeviceExchangeBase {
+ public:
+  /// `weights`: a local rank's, in order of rank. Throws InputError for what the kernel does not compute.
+  DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
+             const DeviceExchangeOptions& device, std::span<const LayerWeights> weights, const LayerOptions& layer,
+             DeviceRowBlocks row_blocks);
+
+  void dispatch_send(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) override {
+    take_inputs(inputs, step, stream);
+  }
+  void dispatch_receive(DeviceStream) override {}
+  void dispatch(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) override {
+    take_inputs(inputs, step, stream);
+  }
+  Arrived arrived(int local) const override;
+  void combine_send(std::span<const bf16* const>, DeviceStream) override {}
+  void combine_receive(std::span<const DeviceOutput> outputs, DeviceStream stream) override {
+    run(outputs, stream);
+    share(stream);
+  }
+  void combine(std::span<const bf16* const>, std::span<const DeviceOutput> outputs, DeviceStream stream) override {
+    combine_receive(outputs, stream);
+  }
+  /// The whole layer; then, where all ranks want all outputs, their exchange.
+  void run(std::span<const DeviceOutput> outputs, DeviceStream stream);
+  void share(DeviceStream stream) { share_outputs(stream); }
+  std::size_t weight_bytes() const;
+
+ private:
+  /// The kernel with small or with large row blocks, and what it is given.
+  struct Variant {
+    sm90::MegaKernel kernel;
+    sm90::MegaKernelCall call;
+    DeviceArray<sm90::MegaRank> parts;
+  };
+  void load_weights(std::span<const LayerWeights> weights);
+  Variant make_variant(sm90::RowBlocks blocks, WeightKind kind, const DeviceClamp& clamp) const;
+  sm90::MegaRank part_of(int local, const Variant& variant) const;
+  const Variant& variant_for(int max_tokens) const;
+
+  int ctas_ = 1;  ///< a rank
+  bool inside_ = false;
+  std::vector<sm90::DeviceWeights> routed_;  ///< a local rank
+  std::optional<sm90::DeviceWeights> shared_;
+  NumberingPlan sent_;
+  std::optional<Variant> small_, large_;
+};
+
+}  // namespace heddle

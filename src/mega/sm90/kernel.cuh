@@ -1,0 +1,147 @@
+// The fused kernel: a CTA a SM, from tokens to outputs (fused-kernel article, section 3). All warps lay the rank's tokens into its
+// input region and announce them; then each has its role until no task is left; then the math warps sum.
+#pragma once
+
+#include <cutlass/arch/reg_reconfig.h>
+
+#include "exchange/cuda_call.cuh"
+#include "experts/sm90/large_widen.cuh"
+#include "experts/sm90/product_kernel.cuh"
+#include "mega/sm90/compute.cuh"
+#include "mega/sm90/dispatch.cuh"
+#include "mega/sm90/loaders.cuh"
+
+namespace heddle::sm90 {
+
+/// The call of this CTA's rank.
+template <class Shape>
+__device__ MegaCall call_of_rank(MegaShared<Shape>& shared, const MegaKernelCall& call, int rank) {
+  MegaCall mine;
+  mine.layout = call.layout;
+  mine.input = send_input(call);
+  mine.placement = call.placement;
+  mine.local_experts = call.placement.experts_on[rank];
+  mine.scratch.sent = of_this_rank(call.scratch.sent, call);
+  mine.scratch.arrived = shared.counts();
+  mine.scratch.rows = mine.scratch.arrived + mine.local_experts * call.layout.shape.ranks;
+  mine.scratch.ends = mine.scratch.rows + mine.local_experts;
+  return mine;
+}
+
+/// Where tasks find token scales, and where activations go. By one thread.
+template <class Shape>
+__device__ void lay_down_regions(MegaShared<Shape>& shared, const MegaKernelCall& call, const HeapView& heap) {
+  const MegaLayout& layout = call.layout;
+  const StepRegion regions[] = {layout.intermediate(), layout.shared_intermediate()};
+  for (int which = 0; which < 2; ++which) {
+    const StepRegion& region = regions[which];
+    ActivatedStore& store = shared.activated[which];
+    store = ActivatedStore{};
+    store.format = region.format.activation;
+    store.quantisation = region.format.quantisation;
+    store.clamp = call.clamp;
+    if (which == 0) store.weights = heap.mine<const float>(layout.row_weight(0));
+    store.values = heap.mine<std::byte>(region.values(0, 0));
+    store.value_stride = region.format.row_bytes();
+    store.scales = heap.mine<std::byte>(region.scales(0, 0));
+    store.scale_stride = region.format.scale_row_bytes();
+    TokenRows& tokens = shared.rows[2 * which];
+    TokenRows& activated = shared.rows[2 * which + 1];
+    tokens = activated = TokenRows{};
+    tokens.scales = heap.mine<std::byte>(which == 0 ? layout.arrived(0) : layout.row(0)) + layout.wire.scale_offset();
+    tokens.scale_stride = layout.wire.row_bytes();
+    activated.scales = store.scales;
+    activated.scale_stride = store.scale_stride;
+    tokens.scaling = activated.scaling = call.scaling;
+    tokens.format = activated.format = region.format.quantisation.scale;
+  }
+}
+
+/// By one thread, before the roles part.
+template <class Shape>
+__device__ void prepare_roles(MegaShared<Shape>& shared, const MegaKernelCall& call, const BegunCall& begun) {
+  shared.begun = begun;
+  shared.stopped = 0;
+  lay_down_regions(shared, call, begun.heap);
+  for (int source = 0; source < mega_sources; ++source) shared.weights[source] = call.parts[blockIdx.y].weights[source];
+  create_rings(shared.engine, call.scaling == TokenScales::none ? 1 : 2);
+  shared.task_ring.create(1, Shape::math_warps + Shape::widening_threads / warp_threads + 2);
+  cutlass::arch::ClusterBarrier::init(&shared.counted, 1);
+  cutlass::arch::fence_barrier_init();
+}
+
+/// The end of the math warps: the CTA has finished its tasks; the outputs of the rank's own tokens.
+template <class Shape>
+__device__ __forceinline__ void finish_call(MegaShared<Shape>& shared, const MegaKernelCall& call) {
+  const int warp = static_cast<int>(threadIdx.x) / warp_threads;
+  const int cta = static_cast<int>(blockIdx.x);
+  const int ctas = static_cast<int>(gridDim.x);
+  meet_math<Shape>();
+  if (shared.has_stopped()) return;
+  if (warp == 0) {
+    MegaWorker w(call.team, shared.begun, {cta, ctas});
+    mega_finish(w, shared.call.layout);
+  }
+  MegaWorker w(call.team, shared.begun, {cta * Shape::math_warps + warp, ctas * Shape::math_warps});
+  const bool summed = mega_sum(w, shared.call, shared_rows(call), call.ranks[blockIdx.y].output.out);
+  if (summed && cta == 0 && threadIdx.x == 0) w.end_call();
+}
+
+/// The loading warpgroup, a role a warp.
+template <class Shape>
+__device__ __forceinline__ void run_loading_warp(MegaShared<Shape>& shared, const MegaKernelCall& call, int warp) {
+  MegaWorker w(call.team, shared.begun, {static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)});
+  switch (warp) {
+    case 0:
+      return claim_tasks(shared, w);
+    case 1:
+      return load_scales(shared, w);
+    case 2:
+      return load_rows(shared, w, call.parts[blockIdx.y]);
+    default:
+      return dispatch_rows(shared, w);
+  }
+}
+
+/// Launched with Shape::threads threads and mega_shared_bytes<Shape>() bytes of dynamic shared memory, a CTA a SM, all resident.
+template <class Shape>
+__global__ void __launch_bounds__(Shape::threads, 1) mega_kernel(const __grid_constant__ MegaKernelCall call) {
+  extern __shared__ __align__(1024) std::byte memory[];
+  static_assert(fits_registers<Shape>());
+  static_assert(mega_shared_bytes<Shape>() <= most_shared_bytes, "a CTA's shared memory");
+  auto& shared = *reinterpret_cast<MegaShared<Shape>*>(memory);
+  static_assert(squad_bytes <= sizeof(Shared<Shape>), "what roles share lies behind the memory of those that announce");
+  const int thread = static_cast<int>(threadIdx.x);
+  ptx::wait_for_earlier_kernels();
+  {
+    DeviceWorker<RowMover::any> w(call.team, CallPart::dispatch_send, memory, squad_bytes);
+    if (!w.live(w.heap().rank)) return;
+    if (thread == 0) shared.call = call_of_rank(shared, call, w.heap().rank);
+    __syncthreads();
+    if (!check_input(w, call, shared.call.input) || !mega_announce(w, shared.call)) return;
+    __syncthreads();  // the squad's memory is the engine's from here on
+    if (thread == 0) prepare_roles(shared, call, w.begun());
+    __syncthreads();
+  }
+  constexpr int loading = Shape::math_threads + Shape::widening_threads;
+  if (thread < Shape::math_threads) {
+    cutlass::arch::warpgroup_reg_alloc<Shape::math_registers>();
+    compute_tasks(shared, call.team);
+    finish_call(shared, call);
+  } else if (thread >= loading) {
+    cutlass::arch::warpgroup_reg_dealloc<Shape::loader_registers>();
+    run_loading_warp(shared, call, (thread - loading) / warp_threads);
+  } else if constexpr (Shape::widening_threads > 0) {
+    cutlass::arch::warpgroup_reg_dealloc<Shape::widening_registers>();
+    Widener<Shape> widener(shared.engine, thread - Shape::math_threads);
+    TaskReader<Shape> tasks(shared);
+    KernelTask task;
+    while (tasks.next(task)) {
+      WeightPlan plan = shared.weights[static_cast<int>(task.source)].plan;
+      plan.kind = Shape::kind;
+      widener.widen(plan, task.task);
+    }
+  }
+}
+
+}  // namespace heddle::sm90

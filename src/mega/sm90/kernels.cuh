@@ -1,0 +1,21 @@
+// The fused kernels of one weight kind, for the file that compiles them.
+#pragma once
+
+#include "mega/sm90/kernel.cuh"
+#include "mega/sm90/kernels.hpp"
+
+namespace heddle::sm90 {
+
+template <class Shape>
+MegaKernel describe_mega_kernel() {
+  return {reinterpret_cast<const void*>(&mega_kernel<Shape>), Shape::threads, Shape::most_tokens, Shape::box_rows,
+          mega_shared_bytes<Shape>()};
+}
+
+template <WeightKind kind>
+MegaKernel mega_kernel_of(RowBlocks blocks) {
+  return blocks == RowBlocks::small ? describe_mega_kernel<MegaShape<kind, RowBlocks::small>>()
+                                    : describe_mega_kernel<MegaShape<kind, RowBlocks::large>>();
+}
+
+}  // namespace heddle::sm90

@@ -1,0 +1,5 @@
+#include "mega/sm90/kernels.cuh"
+
+namespace heddle::sm90 {
+template MegaKernel mega_kernel_of<WeightKind::bf16>(RowBlocks);
+}  // namespace heddle::sm90

@@ -1,0 +1,92 @@
+// The roles that fetch what tasks read beside weights: token rows and their scales. Both wait by themselves until it is there.
+#pragma once
+
+#include "experts/sm90/loaders.cuh"
+#include "experts/sm90/row_loaders.cuh"
+#include "mega/sm90/tasks.cuh"
+
+namespace heddle::sm90 {
+
+/// When the stages of a task's rows may be read (see Settled). For a warp. Where a wait gives up the roles go on without waiting:
+/// old bytes are multiplied, and nobody is told of the result.
+template <class Shape>
+class AwaitedRows {
+ public:
+  __device__ AwaitedRows(MegaShared<Shape>& shared, MegaWorker& w, const KernelTask& task) : shared_(shared), w_(w), task_(task) {}
+
+  __device__ void await(int stages) {
+    while (ready_ < stages) {
+      const int ready = shared_.has_stopped() ? all : look();
+      if (ready == 0) shared_.stop();
+      ready_ = ready == 0 ? all : ready;
+      ptx::fence_proxies();  // stored by threads, read by the unit that copies tensors
+    }
+  }
+  __device__ static std::uint32_t load(const std::uint32_t* word) { return *word; }
+
+ private:
+  static constexpr int all = 1 << 30;
+
+  /// How many stages are there, at least one more; 0: gave up.
+  __device__ int look() {
+    const MegaLayout& layout = shared_.call.layout;
+    const MegaBlock block = task_.block();
+    switch (task_.source) {
+      case MegaSource::gemm1:
+        return mega_await_rows(w_, layout, block) ? all : 0;
+      case MegaSource::gemm2:
+        return mega_await_steps(w_, layout, block, ready_);
+      case MegaSource::shared_gemm1:
+        return mega_await_input(w_, layout) ? all : 0;
+      case MegaSource::shared_gemm2:
+        break;
+    }
+    return mega_await_shared_steps(w_, layout, block.place.block, ready_);
+  }
+
+  MegaShared<Shape>& shared_;
+  MegaWorker& w_;
+  const KernelTask& task_;
+  int ready_ = 0;
+};
+
+template <class Shape>
+__device__ int stages_of(const MegaShared<Shape>& shared, const KernelTask& task) {
+  WeightPlan plan = shared.weights[static_cast<int>(task.source)].plan;
+  plan.kind = Shape::kind;
+  return plan.steps() / Shape::parts;
+}
+
+/// Token rows, as boxes. By a warp.
+template <class Shape>
+__device__ void load_rows(MegaShared<Shape>& shared, MegaWorker w, const MegaRank& part) {
+  TaskReader<Shape> tasks(shared);
+  RowBoxes<Shape> boxes(shared.engine);
+  KernelTask task;
+  while (tasks.next(task)) {
+    AwaitedRows<Shape> rows(shared, w, task);
+    const RowTensor& tensor = part.rows[static_cast<int>(task.source)];
+    const int stages = stages_of(shared, task);
+    for (int stage = 0; stage < stages; ++stage) {
+      rows.await(stage + 1);
+      if (w.lane() == 0) boxes.copy(tensor, task.task.flat, task.task.rows, stage);
+      __syncwarp();
+    }
+  }
+}
+
+/// Token scales. By a warp.
+template <class Shape>
+__device__ void load_scales(MegaShared<Shape>& shared, MegaWorker w) {
+  TaskReader<Shape> tasks(shared);
+  ScaleLoader<Shape> loader(shared.engine);
+  KernelTask task;
+  while (tasks.next(task)) {
+    const int source = static_cast<int>(task.source);
+    if (shared.rows[source].scaling == TokenScales::none) continue;
+    AwaitedRows<Shape> rows(shared, w, task);
+    loader.load(shared.rows[source], shared.weights[source].plan.cols, task.task, stages_of(shared, task), rows);
+  }
+}
+
+}  // namespace heddle::sm90

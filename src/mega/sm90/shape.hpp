@@ -1,0 +1,31 @@
+// What the fused kernel's engine has of a CTA: the shapes of the products by themselves, less the memory of the other roles. A CTA
+// has the same warps: math warpgroups, perhaps one that widens, and one of which a warp each takes tasks and streams weights,
+// fetches token scales, fetches token rows, and dispatches.
+#pragma once
+
+#include "experts/sm90/large_tile.hpp"
+#include "experts/sm90/launch.hpp"
+#include "mega/sm90/call.hpp"
+
+namespace heddle::sm90 {
+
+/// Of the other roles: counts, the call, tasks on their way.
+inline constexpr int mega_bytes = most_mega_counts * static_cast<int>(sizeof(int)) + 6 * 1024;
+
+namespace detail {
+template <class Engine, bool tokens_first = Engine::tokens_first>
+struct MegaShapeOf : Engine {
+  static constexpr int weight_stages = Engine::weight_stages_beside(mega_bytes);
+};
+template <class Engine>
+struct MegaShapeOf<Engine, true> : Engine {
+  static constexpr int weight_stages = Engine::widens ? 4 : 3;
+};
+}  // namespace detail
+
+template <WeightKind kind, RowBlocks blocks>
+struct MegaShape : detail::MegaShapeOf<SmallBlocks<kind, true>> {};
+template <WeightKind kind>
+struct MegaShape<kind, RowBlocks::large> : detail::MegaShapeOf<LargeBlocks<kind, true>> {};
+
+}  // namespace heddle::sm90

@@ -1,0 +1,62 @@
+// The shared memory of a CTA of the fused kernel: the engine's, and what its roles tell each other.
+#pragma once
+
+#include "experts/sm90/ring.cuh"
+#include "experts/sm90/shared.cuh"
+#include "mega/sm90/shape.hpp"
+#include "signal/device_worker.cuh"
+
+namespace heddle::sm90 {
+
+/// A warp in a role. Rows keep their format in all of them.
+using MegaWorker = DeviceWorker<RowMover::plain, RoleWarp>;
+
+/// A task as the roles of a CTA hand it around.
+struct KernelTask {
+  bool last = false;  ///< no task: there are no more
+  MegaSource source = MegaSource::gemm1;
+  Task task;        ///< `flat`: the first row, in its ring or region
+  RingPlace place;  ///< of the shared expert: which block
+
+  __device__ bool is_gemm1() const { return source == MegaSource::gemm1 || source == MegaSource::shared_gemm1; }
+  __device__ bool is_shared() const { return source == MegaSource::shared_gemm1 || source == MegaSource::shared_gemm2; }
+  __device__ MegaBlock block() const { return {task.expert, task.rows, place, static_cast<std::size_t>(task.flat)}; }
+};
+
+/// Tasks that are claimed and not done: the one that is computed, and those whose weights are on their way.
+inline constexpr int task_slots = 4;
+
+template <class Shape>
+struct MegaShared {
+  Shared<Shape> engine;
+
+  // Laid down before the roles part.
+  alignas(16) MegaCall call;
+  BegunCall begun;
+  ActivatedStore activated[2];   ///< where GEMM 1 leaves activations: of routed experts, of the shared one
+  TokenRows rows[mega_sources];  ///< where tasks find token scales
+  OrderedMatrix weights[mega_sources];
+
+  KernelTask tasks[task_slots];
+  RingBarriers<task_slots> task_ring;
+  std::uint64_t counted;  ///< a barrier: rows are counted, or never will be
+  int stopped;            ///< a wait gave up; what follows is only to end in order
+
+  __device__ bool has_stopped() const { return *const_cast<const volatile int*>(&stopped) != 0; }
+  __device__ void stop() { *const_cast<volatile int*>(&stopped) = 1; }
+  /// Behind this: [local experts, ranks] counts, [local experts] rows, [local experts] ends of row blocks.
+  __device__ std::int32_t* counts() { return reinterpret_cast<std::int32_t*>(this + 1); }
+};
+
+template <class Shape>
+constexpr std::size_t mega_shared_bytes() {
+  return sizeof(MegaShared<Shape>) + most_mega_counts * sizeof(std::int32_t);
+}
+
+/// Barriers of the CTA by number; the engine has the first ones.
+template <class Shape>
+__device__ void meet_math() {
+  cutlass::arch::NamedBarrier::sync(Shape::math_threads, 1);
+}
+
+}  // namespace heddle::sm90

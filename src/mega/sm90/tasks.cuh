@@ -1,0 +1,107 @@
+// Who takes tasks, and how the other roles of the CTA hear of them.
+#pragma once
+
+#include "mega/sm90/shared.cuh"
+
+namespace heddle::sm90 {
+
+/// Hands tasks to the readers of a CTA. By one thread.
+template <class Shape>
+class TaskWriter {
+ public:
+  __device__ explicit TaskWriter(MegaShared<Shape>& shared) : shared_(shared) {}
+
+  __device__ void put(const KernelTask& task) {
+    shared_.task_ring.wait_empty(at_);
+    shared_.tasks[at_.stage] = task;
+    shared_.task_ring.filled(at_);
+    at_.advance();
+  }
+
+ private:
+  MegaShared<Shape>& shared_;
+  RingPosition<task_slots> at_;
+};
+
+/// A warp that reads tasks in their order.
+template <class Shape>
+class TaskReader {
+ public:
+  __device__ explicit TaskReader(MegaShared<Shape>& shared) : shared_(shared) {}
+
+  /// The next one; false where there are no more.
+  __device__ bool next(KernelTask& task) {
+    shared_.task_ring.wait_full(at_);
+    task = shared_.tasks[at_.stage];
+    __syncwarp();
+    if (threadIdx.x % warp_threads == 0) shared_.task_ring.leave(at_);
+    at_.advance();
+    return !task.last;
+  }
+
+ private:
+  MegaShared<Shape>& shared_;
+  RingPosition<task_slots> at_;
+};
+
+/// Works out a task of the rank's line.
+__device__ inline KernelTask routed_task(const MegaCall& call, const MegaTask& found) {
+  const MegaBlock block = block_of(call, found.block);
+  KernelTask task;
+  task.source = found.kind == MegaTask::Kind::gemm1 ? MegaSource::gemm1 : MegaSource::gemm2;
+  task.task = {block.expert, found.part, 0, block.rows, static_cast<int>(block.ring_row)};
+  task.place = block.place;
+  return task;
+}
+
+/// The shared expert's tasks are dealt over the CTAs beforehand: calls work(task) for this CTA's of one product.
+template <class Work>
+__device__ void for_shared_tasks(const MegaCall& call, MegaSource source, const Work& work) {
+  const MegaLayout& layout = call.layout;
+  if (!layout.has_shared) return;
+  const int parts = source == MegaSource::shared_gemm1 ? layout.shared.steps() : layout.gemm2_tasks();
+  const int blocks = parts_of(call.input.tokens, layout.block_rows);
+  for (int number = static_cast<int>(blockIdx.x); number < blocks * parts; number += static_cast<int>(gridDim.x)) {
+    const int block = number / parts;
+    const int first = block * layout.block_rows;
+    KernelTask task;
+    task.source = source;
+    task.task = {0, number % parts, 0, min(layout.block_rows, call.input.tokens - first), first};
+    task.place = {block, 0};
+    work(task);
+  }
+}
+
+/// The claimer, who streams each task's weights at once: a warp. The weights of a task need nothing but its claim, so they are on
+/// their way while its rows are waited for.
+template <class Shape>
+__device__ void claim_tasks(MegaShared<Shape>& shared, MegaWorker w) {
+  const MegaCall& call = shared.call;
+  TaskWriter<Shape> tasks(shared);
+  WeightStream<Shape> stream(shared.engine);
+  const auto take = [&](const KernelTask& task) {
+    if (w.lane() == 0) {
+      tasks.put(task);
+      OrderedMatrix weights = shared.weights[static_cast<int>(task.source)];
+      weights.plan.kind = Shape::kind;
+      stream.load(weights, task.task);
+    }
+    __syncwarp();
+  };
+  for_shared_tasks(call, MegaSource::shared_gemm1, take);
+  cutlass::arch::ClusterBarrier::wait(&shared.counted, 0);
+  if (!shared.has_stopped()) {
+    for_shared_tasks(call, MegaSource::shared_gemm2, take);
+    const MegaSchedule schedule = call.layout.schedule(call.blocks().count());
+    while (!shared.has_stopped()) {
+      const int place = mega_claim(w, call.layout);
+      if (place >= schedule.tasks()) break;
+      take(routed_task(call, schedule.task(place)));
+    }
+  }
+  KernelTask none;
+  none.last = true;
+  if (w.lane() == 0) tasks.put(none);
+}
+
+}  // namespace heddle::sm90
