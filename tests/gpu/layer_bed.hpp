@@ -58,15 +58,14 @@ class LayerBed {
       : first_(*given.front().c),
         hidden_(static_cast<std::size_t>(given.front().source->shape.hidden)),
         topk_(static_cast<std::size_t>(given.front().source->shape.topk)) {
-    ExchangeMemory memory;
     std::size_t rows = 0;
     for (const Given& one : given) {
-      memory.include(exchange_memory(exchange_options(weights_of(one, 0), one.c->options)));
+      memory_.include(exchange_memory(exchange_options(weights_of(one, 0), one.c->options)));
       rows = std::max(rows, static_cast<std::size_t>(one.c->ranks()) * static_cast<std::size_t>(one.c->options.cap));
     }
     const int ranks = first_.ranks();
     workspace_ =
-        std::make_unique<DeviceWorkspace>(DeviceGroupOptions{ranks, devices(gpus_for(ranks)), deadline}, memory.heap_bytes(ranks));
+        std::make_unique<DeviceWorkspace>(DeviceGroupOptions{ranks, devices(gpus_for(ranks)), deadline}, memory_.heap_bytes(ranks));
     for (std::size_t gpu = 0; gpu < workspace_->gpus(); ++gpu) {
       const cuda::DeviceScope scope(workspace_->device(gpu));
       cudaStream_t stream = nullptr;
@@ -83,7 +82,7 @@ class LayerBed {
         for (int local = 0; local < workspace_->ranks_on(gpu); ++local) {
           weights.push_back(weights_of(given[i], workspace_->first_rank(gpu) + local));
         }
-        layers_[i].emplace_back(*workspace_, gpu, memory, weights, given[i].c->options, device);
+        layers_[i].emplace_back(*workspace_, gpu, memory_, weights, given[i].c->options, device);
       }
     }
     settle();
@@ -97,6 +96,7 @@ class LayerBed {
   LayerBed(const LayerBed&) = delete;
 
   DeviceWorkspace& workspace() { return *workspace_; }
+  const ExchangeMemory& memory() const { return memory_; }
   DeviceLayer& layer(std::size_t number, std::size_t gpu) { return layers_[number][gpu]; }
   LayerPlace& place(int rank) { return places_[static_cast<std::size_t>(rank)]; }
 
@@ -121,6 +121,10 @@ class LayerBed {
 
   void begin(std::size_t number, const Step& step) {
     for (std::size_t gpu = 0; gpu < workspace_->gpus(); ++gpu) layer(number, gpu).begin(inputs(gpu), step, streams_[gpu]);
+  }
+  /// A call on one GPU alone.
+  void call_on(std::size_t gpu, std::size_t number, const Step& step) {
+    layer(number, gpu).forward(inputs(gpu), step, outputs(gpu), streams_[gpu]);
   }
   void end(std::size_t number) {
     for (std::size_t gpu = 0; gpu < workspace_->gpus(); ++gpu) layer(number, gpu).end(outputs(gpu), streams_[gpu]);
@@ -227,6 +231,7 @@ class LayerBed {
 
   Case first_;
   std::size_t hidden_, topk_;
+  ExchangeMemory memory_;  ///< what the layers need together
   std::unique_ptr<DeviceWorkspace> workspace_;
   std::vector<cudaStream_t> streams_;
   std::vector<LayerPlace> places_;
