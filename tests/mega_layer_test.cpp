@@ -2,6 +2,7 @@
 // placements, 1 to 72 ranks, rings that wrap, repeated calls.
 #include <gtest/gtest.h>
 
+#include "layer/row_counts.hpp"
 #include "layer_support.hpp"
 #include "mega/options.hpp"
 
@@ -188,6 +189,44 @@ TEST(MegaLayer, AFusedSharedExpertHasTheBitsOfOneAlone) {
   c.options.shared = SharedMode::fused;
   EXPECT_EQ(different_bits(run_layer(source, c, tokens).outputs, alone), 0u);
   EXPECT_EQ(different_bits(run_layer(source, with_way(c, Way::low_latency), tokens).outputs, alone), 0u);
+}
+
+/// Rows and bytes as they follow from ids alone, against what the layer counted.
+void expect_counts_of_the_layer(const Case& c) {
+  SyntheticLayer layer(c.layer);
+  const LayerSource source = source_of(layer, c);
+  const Tokens tokens = draw_tokens(c, c.seed);
+  const Outcome outcome = run_layer(source, c, tokens);
+  RowCounts counts(exchange_options(LayerWeights::load(source, c.placement, 0), c.options));
+  for (int rank = 0; rank < c.ranks(); ++rank) {
+    const int first = c.options.tensor_parallel ? slice_begin(c.all_tokens(), rank, c.ranks()) : c.first(rank);
+    const int end = c.options.tensor_parallel ? slice_begin(c.all_tokens(), rank + 1, c.ranks())
+                                              : first + c.tokens[static_cast<std::size_t>(rank)];
+    counts.count(rank, {end - first, nullptr, tokens.routing.ids.data() + first * c.layer.shape.topk, nullptr, {}});
+  }
+  const std::vector<bool> live(outcome.reports.size(), true);
+  for (int rank = 0; rank < c.ranks(); ++rank) {
+    SCOPED_TRACE(testing::Message() << "rank " << rank << ": " << text_of(c));
+    const LayerReport& report = outcome.reports[static_cast<std::size_t>(rank)];
+    const ExchangeTraffic out = counts.dispatched(rank, live);
+    const ExchangeTraffic back = counts.combined(rank, live, c.options.tensor_parallel && c.all_tokens() > 0);
+    EXPECT_EQ(counts.sent(rank, live), report.rows_sent);
+    EXPECT_EQ(static_cast<std::uint64_t>(counts.received(rank, live)), report.rows_received);
+    EXPECT_EQ(out.remote_bytes, report.dispatch.remote_bytes);
+    EXPECT_EQ(out.local_bytes, report.dispatch.local_bytes);
+    EXPECT_EQ(back.remote_bytes, report.combine.remote_bytes);
+    EXPECT_EQ(back.local_bytes, report.combine.local_bytes);
+  }
+}
+
+TEST(MegaLayer, RowsAndBytesFollowFromTheIds) {
+  const std::uint64_t seed = announced_seed();
+  for (int i = 0; i < rounds(24) && !HasFailure(); ++i) {
+    Chance chance(seed + static_cast<std::uint64_t>(i));
+    Case c = for_mega(random_case(seed + static_cast<std::uint64_t>(i), chance.between(1, 5)), chance);
+    if (chance.one_in(3)) make_tensor_parallel(c);
+    expect_counts_of_the_layer(c);
+  }
 }
 
 TEST(MegaLayer, MeetsTheReference) {

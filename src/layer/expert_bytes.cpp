@@ -30,4 +30,10 @@ void add_expert_bytes(LayerReport& report, const LayerWeights& weights, const Ex
   report.gemm2.local_bytes += report.rows_real * (middle + 2 * static_cast<std::uint64_t>(weights.shape.hidden));
 }
 
+void fuse_activation_bytes(LayerReport& report, int intermediate) {
+  const std::uint64_t gate_up = report.rows_real * 4 * static_cast<std::uint64_t>(intermediate);
+  report.gemm1.local_bytes = report.gemm1.local_bytes + report.activation.local_bytes - 2 * gate_up;
+  report.activation.local_bytes = 0;
+}
+
 }  // namespace heddle

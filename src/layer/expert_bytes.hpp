@@ -11,5 +11,7 @@ namespace heddle {
 /// intermediate: what this rank computes of each expert, all of it or a slice; `weights` may be of whole experts either way.
 void add_expert_bytes(LayerReport& report, const LayerWeights& weights, const ExpertOptions& arithmetic, int intermediate,
                       const std::vector<bool>& touched);
+/// What add_expert_bytes added where the activation is part of gemm1, as in the fused layer: gate and up never lie in memory.
+void fuse_activation_bytes(LayerReport& report, int intermediate);
 
 }  // namespace heddle

@@ -48,10 +48,7 @@ class Fused final : public LayerBody {
     std::vector<bool> touched;
     for (const int rows : done.rows) touched.push_back(rows > 0);
     add_expert_bytes(report_, weights_, arithmetic(), experts_.intermediate(), touched);
-    // Gate and up never lie in memory: what leaves GEMM 1 is activated.
-    const std::uint64_t gate_up = report_.rows_real * 4 * static_cast<std::uint64_t>(experts_.intermediate());
-    report_.gemm1.local_bytes = report_.gemm1.local_bytes + report_.activation.local_bytes - 2 * gate_up;
-    report_.activation.local_bytes = 0;
+    fuse_activation_bytes(report_, experts_.intermediate());
   }
 
   HostExperts experts_;

@@ -83,12 +83,14 @@ int RowCounts::slice(int rows, int rank, const std::vector<bool>& live) {
 }
 
 int RowCounts::rows(int from, int to) const {
-  const auto& counts = options_.way == Way::low_latency ? of(from).pairs : of(from).rows;
+  const bool by_pair = options_.way == Way::low_latency || options_.way == Way::mega;
+  const auto& counts = by_pair ? of(from).pairs : of(from).rows;
   return counts[static_cast<std::size_t>(to)];
 }
 
 ExchangeTraffic RowCounts::dispatched(int rank, const std::vector<bool>& live) const {
   const std::size_t bytes = wire_format(options_).reported_bytes();
+  if (options_.way == Way::mega) return sum(rank, live, bytes, [&](int peer) { return rows(peer, rank); });  // fetched
   if (options_.way != Way::gather) return sum(rank, live, bytes, [&](int peer) { return rows(rank, peer); });
   if (tensor_parallel()) return {};  // tokens are everywhere
   if (options_.gather != GatherMode::zero_filled) return sum(rank, live, bytes, [&](int) { return of(rank).tokens; });
@@ -130,6 +132,13 @@ ExchangeTraffic RowCounts::combined(int rank, const std::vector<bool>& live, boo
   traffic.remote_rows += shared.remote_rows;
   traffic.local_rows += shared.local_rows;
   return traffic;
+}
+
+std::uint64_t RowCounts::sent(int rank, const std::vector<bool>& live) const {
+  // Rows of mega are moved by those that want them.
+  const ExchangeTraffic traffic =
+      options_.way == Way::mega ? sum(rank, live, 0, [&](int peer) { return rows(rank, peer); }) : dispatched(rank, live);
+  return traffic.remote_rows + traffic.local_rows;
 }
 
 int RowCounts::received(int rank, const std::vector<bool>& live) const {

@@ -20,9 +20,11 @@ class RowCounts {
   std::string lines(int first_rank, int ranks) const;
   void take(const std::string& lines);
 
-  /// As the host engine's take_traffic after each half of the round trip.
+  /// As the host engine's take_traffic after each half of the round trip; of mega, what the rank fetched and what it pushed home.
   ExchangeTraffic dispatched(int rank, const std::vector<bool>& live) const;
   ExchangeTraffic combined(int rank, const std::vector<bool>& live, bool all_outputs) const;
+  /// As LayerReport::rows_sent.
+  std::uint64_t sent(int rank, const std::vector<bool>& live) const;
   /// As Arrived::received.
   int received(int rank, const std::vector<bool>& live) const;
 

@@ -52,7 +52,8 @@ TEST_F(CommandGpu, VerifyHasEveryWayPass) {
       const Json json = report(fmt::format("verify{}{}{}", layer, more, on_gpus(ranks)));
       if (json.is_null()) return;
       EXPECT_TRUE(json.at("passed").get<bool>());
-      EXPECT_EQ(json.at("ways").size(), 6u);
+      const bool is_fusable = std::string(more).find("nvfp4") == std::string::npos;
+      EXPECT_EQ(json.at("ways").size(), is_fusable ? 7u : 6u);
       for (const Json& way : json.at("ways")) {
         EXPECT_EQ(way.at("configuration").at("experts_engine"), "cuda");
         EXPECT_GT(way.at("experts_seconds").get<double>(), 0.0);
@@ -73,7 +74,8 @@ TEST_F(CommandGpu, SlicesOfExperts) {
 // What moved does not depend on the engine.
 TEST_F(CommandGpu, ReportsTheHostEnginesRowsAndBytes) {
   for (const char* way : {"gather", "normal", "low_latency", "elastic", "one_sided", "gather --tensor-parallel",
-                          "elastic --tensor-parallel", "gather --expert-slices", "elastic --reduce home --cpu-sync"}) {
+                          "elastic --tensor-parallel", "gather --expert-slices", "elastic --reduce home --cpu-sync", "mega",
+                          "mega --tensor-parallel", "mega --ring full --block-rows 32"}) {
     const std::string common = fmt::format("run{} --out {} --way {}", layer, file("out"), way);
     const Json host = report(common + " --ranks 3");
     const Json gpu = report(common + on_gpus(3));
@@ -94,6 +96,19 @@ TEST_F(CommandGpu, ReportsTheHostEnginesRowsAndBytes) {
   }
 }
 
+TEST_F(CommandGpu, TheFusedLayerIsOneKernelAGpu) {
+  for (const char* typed : {"mega", "megamoe", "flashinfer_megamoe --block-rows 8", "mega --shared fused --ring full"}) {
+    const Json json = report(fmt::format("run{} --out {} --way {}{}", layer, file("out"), typed, on_gpus(4)));
+    if (json.is_null()) return;
+    const Json& configuration = json.at("configuration");
+    EXPECT_EQ(configuration.at("way"), "mega") << typed;
+    EXPECT_EQ(configuration.at("layout"), "contiguous") << typed;
+    EXPECT_EQ(json.at("kernels_launched"), configuration.at("gpus")) << typed;
+    EXPECT_FALSE(json.at("host_waited").get<bool>()) << typed;
+    EXPECT_GT(json.at("seconds").get<double>(), 0.0) << typed;
+  }
+}
+
 TEST_F(CommandGpu, AProcessAGpu) {
   const Json json = report(fmt::format("verify{} --processes{}", layer, on_gpus(4)));
   if (json.is_null()) return;
@@ -104,14 +119,20 @@ TEST_F(CommandGpu, ExpertsMayStayOnTheHost) {
   const Json json = report(fmt::format("verify{} --experts-engine host{}", layer, on_gpus(2)));
   if (json.is_null()) return;
   EXPECT_EQ(json.at("ways").at(0).at("configuration").at("experts_engine"), "host");
+  EXPECT_EQ(json.at("ways").size(), 6u) << "all but mega, whose experts are part of its kernel";
 }
 
 TEST_F(CommandGpu, RefusesWhatGpusDoNotCompute) {
-  const Ran ran = run_heddle(
-      fmt::format("run{} --weights mxfp4 --activation bf16 --way low_latency --out {}{}", layer, file("out"), on_gpus(1)));
-  EXPECT_EQ(ran.status, 2) << ran.text;
-  for (const char* part : {"take fp8 activations", "--experts-engine host"})
-    EXPECT_NE(ran.text.find(part), std::string::npos) << "should say \"" << part << "\": " << ran.text;
+  const auto expect_refused = [](const std::string& typed, std::initializer_list<const char*> parts) {
+    const Ran ran = run_heddle(fmt::format("run{} {} --out {}{}", layer, typed, file("out"), on_gpus(1)));
+    EXPECT_EQ(ran.status, 2) << ran.text;
+    for (const char* part : parts)
+      EXPECT_NE(ran.text.find(part), std::string::npos) << "should say \"" << part << "\": " << ran.text;
+  };
+  expect_refused("--weights mxfp4 --activation bf16 --way low_latency", {"take fp8 activations", "--experts-engine host"});
+  expect_refused("--weights nvfp4 --way mega", {"take", "--engine host"});
+  expect_refused("--wire nvfp4 --way mega", {"take", "--engine host"});
+  expect_refused("--experts-engine host --way mega", {"take --experts-engine cuda"});
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "layer/expert_slices.hpp"
 #include "layer/options.hpp"
 #include "layer/row_counts.hpp"
+#include "mega/schedule.hpp"
 
 namespace heddle::tool {
 
@@ -78,7 +79,9 @@ class GpuLayers {
     try {
       layer_ = std::make_unique<DeviceLayer>(workspace, gpu, memory, weights_, job.options, device);
     } catch (const InputError& error) {
-      throw InputError(std::string(error.what()) + " (--experts-engine host computes experts on the host)");
+      const bool fused = job.options.way == Way::mega;
+      throw InputError(std::string(error.what()) + (fused ? " (--engine host computes the fused layer on the host)"
+                                                          : " (--experts-engine host computes experts on the host)"));
     }
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     check(cudaDeviceSynchronize(), "copies of inputs");
@@ -111,7 +114,7 @@ class GpuLayers {
  private:
   RankMemory bring(int rank) const;
   LayerReport report_of(int local, const RowCounts& counts, const std::vector<bool>& live) const;
-  void count_pairs(int rank, LayerReport& report, std::vector<bool>& touched) const;
+  std::vector<int> pairs_of_experts(int rank, std::size_t experts) const;
 
   const Job& job_;
   int device_;
@@ -136,13 +139,21 @@ RankMemory GpuLayers::bring(int rank) const {
   return memory;
 }
 
-/// Pairs of the whole batch with an expert of this rank, and which of its experts have any.
-void GpuLayers::count_pairs(int rank, LayerReport& report, std::vector<bool>& touched) const {
+/// Pairs of the whole batch with each expert of this rank.
+std::vector<int> GpuLayers::pairs_of_experts(int rank, std::size_t experts) const {
+  std::vector<int> pairs(experts);
   for (const std::int32_t id : job_.inputs.routing.ids) {
     if (id < 0 || (job_.placement.rank_of(id) != rank && !job_.placement.is_everywhere())) continue;
-    ++report.rows_real;
-    touched[static_cast<std::size_t>(job_.placement.local_index(id))] = true;
+    ++pairs[static_cast<std::size_t>(job_.placement.local_index(id))];
   }
+  return pairs;
+}
+
+/// Rows of all row blocks that the fused layer cuts them into.
+std::uint64_t rows_of_blocks(const std::vector<int>& pairs, int block_rows) {
+  int blocks = 0;
+  for (const int rows : pairs) blocks += parts_of(rows, block_rows);
+  return static_cast<std::uint64_t>(blocks) * static_cast<std::uint64_t>(block_rows);
 }
 
 LayerReport GpuLayers::report_of(int local, const RowCounts& counts, const std::vector<bool>& live) const {
@@ -150,7 +161,7 @@ LayerReport GpuLayers::report_of(int local, const RowCounts& counts, const std::
   const Arrived arrived = layer_->exchange().arrived(local);
   const DeviceLayerSeconds seconds = layer_->seconds();
   LayerReport report;
-  report.layout = arrived.layout;
+  report.layout = layer_->exchange_options().arrived;
   report.host_waited = arrived.host_waited;
   report.dispatch.seconds = seconds.dispatch;
   report.combine.seconds = seconds.combine;
@@ -160,18 +171,24 @@ LayerReport GpuLayers::report_of(int local, const RowCounts& counts, const std::
     phase.remote_bytes = traffic.remote_bytes;
     phase.local_bytes = traffic.local_bytes;
   };
-  const ExchangeTraffic dispatched = counts.dispatched(rank, live);
-  add(report.dispatch, dispatched);
+  add(report.dispatch, counts.dispatched(rank, live));
   add(report.combine, counts.combined(rank, live, job_.options.tensor_parallel && job_.inputs.tokens() > 0));
-  report.rows_sent = dispatched.remote_rows + dispatched.local_rows;
+  report.rows_sent = counts.sent(rank, live);
   report.rows_received = static_cast<std::uint64_t>(counts.received(rank, live));
-  report.rows_room = static_cast<std::uint64_t>(arrived.room);
   const LayerWeights& weights = weights_[static_cast<std::size_t>(local)];
-  std::vector<bool> touched(weights.experts.size(), false);
-  count_pairs(rank, report, touched);
+  const std::vector<int> pairs = pairs_of_experts(rank, weights.experts.size());
+  const bool fused = job_.options.way == Way::mega;
+  report.rows_room =
+      fused ? rows_of_blocks(pairs, layer_->exchange_options().mega.block_rows) : static_cast<std::uint64_t>(arrived.room);
+  std::vector<bool> touched;
+  for (const int rows : pairs) {
+    touched.push_back(rows > 0);
+    report.rows_real += static_cast<std::uint64_t>(rows);
+  }
   int intermediate = weights.shape.intermediate;
   if (job_.options.expert_slices) intermediate = slice_of_rank(intermediate, rank, job_.inputs.ranks).count;
   add_expert_bytes(report, weights, expert_options(weights, job_.options), intermediate, touched);
+  if (fused) fuse_activation_bytes(report, intermediate);
   return report;
 }
 
@@ -194,9 +211,9 @@ void GpuLayers::leave(const RowCounts& counts, const std::vector<bool>& live) {
   }
 }
 
-/// Kernels of the exchange in one call on a GPU.
+/// Kernels of the exchange in one call on a GPU; the fused layer is one.
 std::uint64_t exchange_kernels(const ExchangeOptions& exchange, const LayerOptions& options) {
-  std::uint64_t kernels = 2;
+  std::uint64_t kernels = exchange.way == Way::mega ? 1 : 2;
   if (exchange.way == Way::normal) kernels = 3;                        // counts, rows, combine
   if (exchange.way == Way::elastic && exchange.cpu_sync) kernels = 4;  // sending, hearing, laying out, combine
   return kernels + (options.tensor_parallel ? 1 : 0);                  // the all-gather of outputs

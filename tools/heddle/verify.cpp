@@ -54,6 +54,19 @@ double bound_of(const Inputs& inputs, const LayerOptions& options) {
   return is_small ? of_few_tokens : 1.5e-2;
 }
 
+/// Does the fused layer compute this, so that it is checked without being named? See check_mega, and docs/gpu.md for its kernel.
+bool is_fusable(const Inputs& inputs) {
+  const LayerOptions& options = inputs.options;
+  if (options.weight_at != WeightAt::activation || options.combine_wire != Wire::bf16) return false;
+  if (inputs.gpus == 0) return true;
+  if (inputs.host_experts) return false;
+  const WeightKind kind = inputs.source.kind;
+  const Activation activation = activation_of(kind, options);
+  const bool is_fp8 = kind == WeightKind::mxfp4 || kind == WeightKind::fp8_block;
+  const Wire own = is_fp8 ? Wire::fp8 : Wire::bf16;
+  return (is_fp8 || kind == WeightKind::bf16) && (activation == Activation::fp8) == is_fp8 && options.wire.value_or(own) == own;
+}
+
 std::vector<LayerOptions> wanted_ways(const VerifyArguments& arguments, const Inputs& inputs) {
   std::vector<LayerOptions> wanted;
   const auto add = [&](Way way, Reduce reduce) {
@@ -69,8 +82,7 @@ std::vector<LayerOptions> wanted_ways(const VerifyArguments& arguments, const In
     add(Way::elastic, Reduce::rank);
     add(Way::elastic, Reduce::home);
     add(Way::one_sided, Reduce::rank);
-    const bool fuses = inputs.options.weight_at == WeightAt::activation && inputs.options.combine_wire == Wire::bf16;
-    if (fuses && inputs.gpus == 0) add(Way::mega, Reduce::rank);  // what else it does not do, see check_mega
+    if (is_fusable(inputs)) add(Way::mega, Reduce::rank);
     if (wanted.empty()) throw InputError("no way hands over the layout of this --runner");
     return wanted;
   }

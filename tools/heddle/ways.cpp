@@ -72,8 +72,11 @@ WayChoice choose_way(const std::string& typed, const LayerArguments& arguments, 
         "none, deepep, deepep_v2, flashinfer, megamoe, flashinfer_megamoe, pplx, mooncake, nixl, mori",
         typed));
   }
-  if (found->second == Way::mega && inputs.gpus > 0)
-    throw InputError("--way mega: the fused layer's kernel for GPUs is not there yet; take --engine host, or another way");
+  if (found->second == Way::mega && inputs.gpus > 0 && inputs.host_experts) {
+    throw InputError(
+        "--way mega: experts are part of the fused layer's kernel and cannot stay on the host; take --experts-engine cuda, "
+        "--engine host, or another way");
+  }
   return {found->second, {}, {}};
 }
 
