@@ -37,12 +37,14 @@ struct DeviceLayerSeconds {
 /// share a workspace, one call after the other, and a stream with anything else.
 ///
 /// The arithmetic is MoeLayer's (docs/numerics.md). A fused shared expert (SharedMode::fused) is computed like one alone: the bits
-/// are the same. Of LayerOptions `workers` does not matter.
+/// are the same. With Way::mega the whole call is one kernel, the shared expert inside, and the bits are those of
+/// Way::low_latency. Of LayerOptions `workers` sizes that kernel's ring and matters to nothing else.
 class DeviceLayer {
  public:
   /// `weights`: a local rank's, in order of rank; read here and not needed later. `memory`: what the workspace was sized for.
   /// `device.exchange` as for create_device_exchange. Throws InputError for what does not fit together or what GPUs do not
-  /// compute: bf16 activations with fp8 block or mxfp4 weights, GPUs other than Hopper, more pairs than 2^25 a rank.
+  /// compute: bf16 activations with fp8 block or mxfp4 weights, GPUs other than Hopper, more pairs than 2^25 a rank; by way mega
+  /// other weights than mxfp4, fp8 block and bf16, and other activations and wires than theirs (docs/gpu.md, "The fused layer").
   DeviceLayer(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeMemory& memory, std::span<const LayerWeights> weights,
               const LayerOptions& options, const DeviceLayerOptions& device = {});
   ~DeviceLayer();
@@ -70,9 +72,11 @@ class DeviceLayer {
   DeviceLayerSeconds seconds() const;
 
   const ExchangeOptions& exchange_options() const;
-  const DeviceExchange& exchange() const;  ///< for what arrived, and for its counters
-  std::size_t weight_bytes() const;        ///< of device memory, of all local ranks
-  std::size_t buffer_bytes() const;        ///< of device memory beside weights, heap and exchange
+  /// For what arrived, and for its counters. Way::mega hands nothing over and counts nothing: Arrived::rows is null, received
+  /// and real are -1.
+  const DeviceExchange& exchange() const;
+  std::size_t weight_bytes() const;  ///< of device memory, of all local ranks
+  std::size_t buffer_bytes() const;  ///< of device memory beside weights, heap and exchange
 
  private:
   struct Impl;

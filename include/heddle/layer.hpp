@@ -45,8 +45,8 @@ struct LayerOptions {
   /// Tensor-parallel experts (gather, with Placement::everywhere): every rank holds a slice of every expert's intermediate
   /// size, in multiples of 128, and computes it for all tokens; the sums over ranks make the results.
   bool expert_slices = false;
-  int workers = 1;                 ///< protocol threads a rank (host engine); mega: in each of its two roles
-  int block_rows = 128;            ///< mega only: rows of a row block, a multiple of 8, 8 to 256
+  int workers = 1;       ///< protocol threads a rank (host engine); mega: in each of its roles, and what sizes its live ring
+  int block_rows = 128;  ///< mega only: rows of a row block, a multiple of 8, 8 to 256
   RingSize ring = RingSize::live;  ///< mega only
 };
 
