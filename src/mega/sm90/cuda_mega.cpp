@@ -25,7 +25,7 @@ std::size_t size(int value) { return static_cast<std::size_t>(value); }
 /// What the kernel does not compute, and what to take instead.
 void check_arithmetic(const ExchangeOptions& options, WeightKind kind) {
   if (sm90::find_mega_kernel(kind, RowBlocks::small).function == nullptr) {
-    refuse(fmt::format("{} weights have no fused kernel; mxfp4, fp8 block and bf16 have. Take way = low_latency",
+    refuse(fmt::format("{} weights have no fused kernel, mxfp4, fp8 block and bf16 have; take way = low_latency",
                        kind == WeightKind::nvfp4 ? "nvfp4" : "mxfp8"));
   }
   const bool fp8 = kind != WeightKind::bf16;
@@ -177,6 +177,8 @@ void DeviceMega::run(std::span<const DeviceOutput> outputs, DeviceStream stream)
   sm90::MegaKernelCall call = variant.call;
   static_cast<DeviceCall&>(call) = call_;
   const cuda::DeviceScope scope(device());
+  // A single rank's CTAs are resident together once other kernels have left their SMs, and say how many are missing until then.
+  // CTAs of several ranks must not begin by halves: each half could wait for the other.
   cudaLaunchAttribute cooperative;
   cooperative.id = cudaLaunchAttributeCooperative;
   cooperative.val.cooperative = 1;
@@ -186,7 +188,7 @@ void DeviceMega::run(std::span<const DeviceOutput> outputs, DeviceStream stream)
   config.dynamicSmemBytes = variant.kernel.shared_bytes;
   config.stream = stream;
   config.attrs = &cooperative;
-  config.numAttrs = 1;
+  config.numAttrs = local_ranks() > 1 ? 1 : 0;
   void* arguments[] = {&call};
   check(cudaLaunchKernelExC(&config, variant.kernel.function, arguments), "launch of the fused kernel");
 }
