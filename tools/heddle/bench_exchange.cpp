@@ -3,11 +3,9 @@
 // what is measured and printed is bench_run's.
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "bench.hpp"
+#include "bench_machine.hpp"
 #include "bench_run.hpp"
-#include "group/cuda_driver.hpp"
 #include "heddle/error.hpp"
 #include "json_file.hpp"
 #include "words.hpp"
@@ -123,15 +121,7 @@ void check_arguments(const BenchArguments& a) {
 void bench_exchange(const BenchArguments& arguments) {
   BenchArguments a = arguments;
   check_arguments(a);
-  int present = 0;
-  if (cudaGetDeviceCount(&present) != cudaSuccess || present == 0)
-    throw InputError("heddle bench exchange needs a GPU; there is none here");
-  if (a.gpus == 0) a.gpus = a.ranks == 0 ? present : std::min(present, a.ranks);
-  if (a.gpus > present) throw InputError(fmt::format("--gpus {}: this machine has {}", a.gpus, present));
-  if (a.ranks == 0) a.ranks = a.gpus;
-  std::vector<int> devices;
-  for (int device = 0; device < a.gpus; ++device) devices.push_back(device);
-  Lanes lanes(devices, std::chrono::milliseconds(a.deadline_ms));
+  Lanes lanes(devices_for("exchange", a.ranks, a.gpus), std::chrono::milliseconds(a.deadline_ms));
   Run run(a, lanes);
   const auto save = [&](const std::string& failed) {
     if (a.json.empty()) return;

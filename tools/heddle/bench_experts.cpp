@@ -6,10 +6,11 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 
 #include "bench.hpp"
+#include "bench_checks.hpp"
 #include "bench_experts_run.hpp"
+#include "bench_machine.hpp"
 #include "command.hpp"
 #include "heddle/error.hpp"
 #include "heddle/routing.hpp"
@@ -19,20 +20,6 @@
 namespace heddle::tool {
 
 namespace {
-
-void at_least_one(const char* option, const std::vector<int>& values) {
-  if (values.empty()) throw InputError(fmt::format("{}: give at least one number", option));
-  for (const int value : values) {
-    if (value < 1) throw InputError(fmt::format("{} {}: at least 1 is needed", option, value));
-  }
-}
-
-void one_of(const char* option, const std::vector<std::string>& given, const std::vector<std::string>& known) {
-  for (const std::string& word : given) {
-    if (std::find(known.begin(), known.end(), word) == known.end())
-      throw InputError(fmt::format("{} does not know '{}'; it takes {}", option, word, fmt::join(known, ", ")));
-  }
-}
 
 /// Rows of the first experts of a recording.
 RowCounts recorded(const ExpertsArguments& a, const Recording& recording, int tokens) {
@@ -99,10 +86,8 @@ void add_how(CLI::App& command, ExpertsArguments& a) {
 void bench_experts(const ExpertsArguments& a, int& status) {
   check_arguments(a);
   const std::vector<RowCounts> counts = counts_of(a);
-  int present = 0;
-  if (cudaGetDeviceCount(&present) != cudaSuccess || present == 0)
-    throw InputError("heddle bench experts needs a GPU; there is none here");
-  Lanes lanes({0}, std::chrono::milliseconds(a.deadline_ms));
+  int ranks = 1, gpus = 1;
+  Lanes lanes(devices_for("experts", ranks, gpus), std::chrono::milliseconds(a.deadline_ms));
   ExpertsRun run(a, counts, lanes);
   const auto save = [&](const std::string& failed) {
     if (a.json.empty()) return;
@@ -110,19 +95,7 @@ void bench_experts(const ExpertsArguments& a, int& status) {
     if (!failed.empty()) object["failed"] = failed;
     write_json(a.json, object);
   };
-  // Memory that a kernel still uses cannot be given back, so a kernel that does not end must end the process.
-  const auto give_up = [&] {
-    const std::string message =
-        fmt::format("{} is not done after {} ms; its kernel may never end", run.under_way(), 2 * a.deadline_ms);
-    try {
-      save(message);
-    } catch (const Error& error) {
-      fmt::print(stderr, "heddle: {}\n", error.what());
-    }
-    fmt::print(stderr, "heddle: {}\n", message);
-    std::fflush(nullptr);
-    std::_Exit(static_cast<int>(ErrorKind::fault));
-  };
+  const auto give_up = [&] { end_of_patience(run.under_way(), lanes, save); };
   try {
     run.all([&] { save(""); }, give_up);
   } catch (const Error& error) {

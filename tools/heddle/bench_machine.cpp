@@ -5,12 +5,15 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <ctime>
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <numeric>
 
 #include "group/cuda_driver.hpp"
+#include "heddle/error.hpp"
 
 namespace heddle::tool {
 
@@ -64,6 +67,18 @@ class Management {
 
 }  // namespace
 
+std::vector<int> devices_for(const char* benchmark, int& ranks, int& gpus) {
+  int present = 0;
+  if (cudaGetDeviceCount(&present) != cudaSuccess || present == 0)
+    throw InputError(fmt::format("heddle bench {} needs a GPU; there is none here", benchmark));
+  if (gpus == 0) gpus = ranks == 0 ? present : std::min(present, ranks);
+  if (gpus > present) throw InputError(fmt::format("--gpus {}: this machine has {}", gpus, present));
+  if (ranks == 0) ranks = gpus;
+  std::vector<int> devices(static_cast<std::size_t>(gpus));
+  std::iota(devices.begin(), devices.end(), 0);
+  return devices;
+}
+
 Json machine_of(const Lanes& lanes) {
   cudaDeviceProp properties{};
   cuda::check(cudaGetDeviceProperties(&properties, lanes.device(0)), "properties of the first GPU");
@@ -99,6 +114,19 @@ Json summary(const std::vector<double>& samples) {
 void print_line(const std::string& line) {
   fmt::print("{}\n", line);
   std::fflush(stdout);
+}
+
+void end_of_patience(const std::string& under_way, const Lanes& lanes, const std::function<void(const std::string& failed)>& save) {
+  const std::string message =
+      fmt::format("{} is not done after {} ms; its kernel may never end", under_way, 2 * lanes.deadline().count());
+  try {
+    save(message);
+  } catch (const Error& error) {
+    fmt::print(stderr, "heddle: {}\n", error.what());
+  }
+  fmt::print(stderr, "heddle: {}\n", message);
+  std::fflush(nullptr);
+  std::_Exit(static_cast<int>(ErrorKind::fault));
 }
 
 }  // namespace heddle::tool

@@ -31,13 +31,6 @@ void check_memory(const SyntheticOptions& options) {
                   shape.experts, shape.hidden, shape.intermediate, needed / (1 << 30), describe_bytes(available)));
 }
 
-/// A drawn shared expert is of the preset's kind beside the preset's routed experts, and like the routed ones where --weights
-/// makes them others: then the layer takes what --weights asks for, bf16 activations, say.
-WeightKind shared_kind_of(const ModelPreset& preset, WeightKind routed) {
-  const bool is_presets = std::find(preset.weights.begin(), preset.weights.end(), routed) != preset.weights.end();
-  return is_presets ? preset.shared_weights.value_or(routed) : routed;
-}
-
 void load_layer(const LayerArguments& a, Inputs& inputs, RouterOptions& router) {
   if (a.layer.empty() == a.preset.empty())
     throw InputError("give either --layer FILE or --preset NAME (heddle plan --list shows presets)");
@@ -265,6 +258,11 @@ void load_experts(const LayerSource& source) {
 }
 
 }  // namespace
+
+WeightKind shared_kind_of(const ModelPreset& preset, WeightKind routed) {
+  const bool is_presets = std::find(preset.weights.begin(), preset.weights.end(), routed) != preset.weights.end();
+  return is_presets ? preset.shared_weights.value_or(routed) : routed;
+}
 
 Inputs load_inputs(const LayerArguments& a) {
   Inputs inputs;

@@ -10,6 +10,7 @@
 
 #include "heddle/checkpoint.hpp"
 #include "heddle/layer.hpp"
+#include "heddle/plan.hpp"
 #include "heddle/routing.hpp"
 #include "layer/synthetic.hpp"
 
@@ -33,6 +34,10 @@ struct LayerArguments {
 
 /// Adds the flags that run and verify share.
 void add_layer_arguments(CLI::App& command, LayerArguments& arguments);
+
+/// A drawn shared expert is of the preset's kind beside the preset's routed experts, and like the routed ones where they are made
+/// others: then the layer takes what those ask for, bf16 activations, say.
+WeightKind shared_kind_of(const ModelPreset& preset, WeightKind routed);
 
 /// Everything loaded and checked.
 struct Inputs {
