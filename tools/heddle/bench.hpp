@@ -9,5 +9,6 @@ void add_bench(CLI::App& app, int& status);
 /// Subcommands of bench. `status` becomes 1 where results are wrong.
 void add_bench_activation(CLI::App& bench);
 void add_bench_experts(CLI::App& bench, int& status);
+void add_bench_mega(CLI::App& bench, int& status);
 
 }  // namespace heddle::tool

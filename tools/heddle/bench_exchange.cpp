@@ -151,6 +151,7 @@ void add_bench(CLI::App& app, int& status) {
   exchange->callback([a] { bench_exchange(*a); });
   add_bench_activation(*command);
   add_bench_experts(*command, status);
+  add_bench_mega(*command, status);
 }
 
 }  // namespace heddle::tool

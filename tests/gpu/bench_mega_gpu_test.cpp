@@ -1,0 +1,156 @@
+// `heddle bench mega` from outside: what it refuses (no GPU needed), and that small runs measure every chain, say how the fused
+// layer compares and find its outputs to be low_latency's.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "gpu/command.hpp"
+#include "gpu/device_run.hpp"
+
+namespace heddle {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+/// What GPUs without the fused layer's kernel say.
+constexpr const char* no_kernel = "the fused layer's kernel for GPUs is not there yet";
+
+class BenchMegaGpu : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!fs::exists(heddle_command())) GTEST_SKIP() << "the command is not at " << heddle_command();
+  }
+  void TearDown() override { fs::remove(file_); }
+
+  /// A small run; its JSON, null if it failed. Without the kernel the chains are measured all the same.
+  Json run(const std::string& arguments, int ranks = 2) {
+    const Ran ran = run_heddle(
+        fmt::format("bench mega --ranks {} --gpus {} --shape 512x256 --topk 3 --replays 3 --calls 2 --commit abc --json {} {}",
+                    ranks, std::min({gpus_here(), 2, ranks}), file_.string(), arguments));
+    has_kernel_ = ran.text.find(no_kernel) == std::string::npos;
+    EXPECT_EQ(ran.status, has_kernel_ ? 0 : 2) << ran.text;
+    if (!fs::exists(file_)) return nullptr;
+    std::ifstream stream(file_);
+    Json object = Json::parse(stream);
+    EXPECT_EQ(object["benchmark"], "mega");
+    EXPECT_EQ(object["commit"], "abc");
+    EXPECT_EQ(object["ranks"], ranks);
+    EXPECT_EQ(object.count("failed"), has_kernel_ ? 0u : 1u) << object["failed"];
+    EXPECT_EQ(object["stream_bytes_per_second"], 4.5e12);
+    return object;
+  }
+
+  void expect_times(const Json& row) const {
+    ASSERT_EQ(row.count("failed"), 0u) << row["failed"];
+    ASSERT_EQ(row.count("wrong"), 0u) << row["wrong"];
+    EXPECT_EQ(row["samples_us"].size(), 3u);
+    for (const char* field : {"median_us", "weight_bytes", "operations", "floor_us", "times_floor", "times_stream"})
+      EXPECT_GT(row[field].get<double>(), 0.0) << field;
+    EXPECT_LE(row["least_us"], row["median_us"]);
+    EXPECT_LE(row["median_us"], row["most_us"]);
+    EXPECT_EQ(row["calls"].get<int>() % row["layer_copies"].get<int>(), 0);
+    EXPECT_GE(row["calls"].get<int>(), 2);
+  }
+
+  void expect_chain(const Json& row) const {
+    expect_times(row);
+    for (const char* field : {"dispatch_us", "experts_us", "combine_us"}) EXPECT_GT(row[field].get<double>(), 0.0) << field;
+    EXPECT_GT(row["communication_share"].get<double>(), 0.0);
+    EXPECT_LT(row["communication_share"].get<double>(), 1.0);
+  }
+
+  void expect_fused(const Json& row, bool beside_chains = true) const {
+    if (!has_kernel_) {
+      EXPECT_NE(row["failed"].get<std::string>().find(no_kernel), std::string::npos);
+      return;
+    }
+    expect_times(row);
+    EXPECT_TRUE(row["equals_low_latency"].get<bool>());
+    ASSERT_EQ(row.count("over_best_chain"), beside_chains ? 1u : 0u);
+    if (!beside_chains) return;
+    EXPECT_DOUBLE_EQ(row["over_best_chain"].get<double>(), row["median_us"].get<double>() / row["best_chain_us"].get<double>());
+  }
+
+  bool has_kernel_ = false;
+  fs::path file_ = fs::temp_directory_path() / ("heddle_bench_mega_" + std::to_string(getpid()) + ".json");
+};
+
+TEST_F(BenchMegaGpu, RefusesByName) {
+  const std::array<std::array<const char*, 2>, 16> cases{
+      {{"--way normal", "--way does not know 'normal'"},
+       {"--weights nvfp4", "--weights does not know 'nvfp4'; it takes bf16, fp8_block, mxfp4"},
+       {"--preset v5", "unknown preset 'v5'"},
+       {"--preset kimi-k3", "--preset kimi-k3: its activation is its own"},
+       {"--shape 4096x100", "--shape 4096x100: both sizes are multiples of 128"},
+       {"--hidden 100", "positive multiples of 64, not 100"},
+       {"--experts 4", "4 experts are too few for top-6"},
+       {"--experts 64 --experts-local 32", "--experts-local"},
+       {"--experts-local 0", "--experts-local 0: at least 1 is needed"},
+       {"--tokens 8,0", "--tokens 0: at least 1 is needed"},
+       {"--tokens 9000", "--tokens 9000: a rank brings at most 8192"},
+       {"--calls 0", "--calls 0"},
+       {"--replays 0", "--replays 0"},
+       {"--stream-tbps 0", "--stream-tbps"},
+       {"--shared --preset mixtral-8x7b", "--shared: mixtral-8x7b has no shared expert"},
+       {"--trace-layer 1", "--trace"}}};
+  for (const auto& [arguments, part] : cases) {
+    const Ran ran = run_heddle(std::string("bench mega ") + arguments);
+    EXPECT_EQ(ran.status, 2) << arguments << "\n" << ran.text;
+    EXPECT_NE(ran.text.find(part), std::string::npos) << arguments << "\nshould name " << part << ": " << ran.text;
+  }
+}
+
+TEST_F(BenchMegaGpu, EveryChainAndKindOfWeights) {
+  SKIP_WITHOUT_GPU();
+  const Json object = run("--experts-local 4 --tokens 1,33");
+  if (object.is_null()) return;
+  EXPECT_EQ(object["rows"].size(), 3u * 2 * 6) << "stream, four chains and mega, for each kind and size";
+  for (const Json& row : object["rows"]) {
+    SCOPED_TRACE(row.dump().substr(0, 300));
+    EXPECT_EQ(row["experts"], 8);
+    EXPECT_EQ(row["topk"], 3);
+    EXPECT_TRUE(row["shared"].is_null());
+    EXPECT_LE(row["touched"].get<int>(), gpus_here() > 1 ? 4 : 8);
+    if (row["way"] == "stream") {
+      expect_times(row);
+    } else if (row["way"] == "mega") {
+      expect_fused(row);
+    } else {
+      expect_chain(row);
+    }
+  }
+}
+
+TEST_F(BenchMegaGpu, OneRankWithItsSharedExpert) {
+  SKIP_WITHOUT_GPU();
+  const Json object = run("--experts-local 8 --tokens 20 --weights mxfp4 --way elastic --shared", 1);
+  if (object.is_null()) return;
+  ASSERT_EQ(object["rows"].size(), 3u);
+  for (const Json& row : object["rows"]) EXPECT_EQ(row["shared"], "fp8_block");
+  // All 60 pairs and 20 tokens of the shared expert, six operations for each of hidden x intermediate.
+  EXPECT_EQ(object["rows"][0]["operations"].get<double>(), 80.0 * 6 * 512 * 256);
+  expect_chain(object["rows"][1]);
+  EXPECT_GT(object["rows"][1]["shared_us"].get<double>(), 0.0);
+  expect_fused(object["rows"][2]);
+}
+
+TEST_F(BenchMegaGpu, SkewedRoutingAndNoChain) {
+  SKIP_WITHOUT_GPU();
+  const Json object = run("--experts 8 --tokens 20 --weights bf16 --way none --routing hot:1");
+  if (object.is_null()) return;
+  ASSERT_EQ(object["rows"].size(), 2u) << "low_latency gives outputs to compare with and no line";
+  EXPECT_NE(object["rows"][1]["routing"].get<std::string>().find("hot:1"), std::string::npos);
+  EXPECT_EQ(object["rows"][1]["touched"], 4) << "of the hot rank";
+  expect_fused(object["rows"][1], false);
+}
+
+}  // namespace
+}  // namespace heddle

@@ -1,0 +1,190 @@
+// heddle bench mega: the fused layer beside the chains of exchange and experts, whole calls as CUDA graph replays. The flags and
+// the order of things; what is measured and printed is bench_mega_run's.
+#include "bench_mega.hpp"
+
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "bench.hpp"
+#include "bench_checks.hpp"
+#include "bench_experts.hpp"
+#include "bench_machine.hpp"
+#include "bench_mega_run.hpp"
+#include "command.hpp"
+#include "heddle/error.hpp"
+#include "inputs.hpp"
+#include "json_file.hpp"
+#include "words.hpp"
+
+namespace heddle::tool {
+
+const std::map<std::string, WeightKind> fused_kinds{
+    {"bf16", WeightKind::bf16}, {"fp8_block", WeightKind::fp8_block}, {"mxfp4", WeightKind::mxfp4}};
+
+namespace {
+
+void add_layer(CLI::App& command, MegaArguments& a) {
+  const char* layer = "Layer";
+  command.add_option("--preset", a.presets, "published models' shapes (heddle plan --list)")
+      ->delimiter(',')
+      ->group(layer)
+      ->capture_default_str();
+  command.add_option("--weights", a.weights, "mxfp4, fp8_block, bf16")->delimiter(',')->group(layer);
+  auto* shape = command.add_option("--shape", a.shape, "another hidden and intermediate size, e.g. 4096x2048")->group(layer);
+  command.add_option("--hidden", a.hidden, "another hidden size")->group(layer)->check(whole_number)->excludes(shape);
+  command.add_option("--intermediate", a.intermediate, "another intermediate size")
+      ->group(layer)
+      ->check(whole_number)
+      ->excludes(shape);
+  auto* experts =
+      command.add_option("--experts", a.experts, "another number of experts, over all ranks")->group(layer)->check(whole_number);
+  command
+      .add_option("--experts-local", a.experts_local,
+                  "experts a rank instead: with one rank and an eighth of the model's, what one of eight ranks computes")
+      ->group(layer)
+      ->check(whole_number)
+      ->excludes(experts);
+  command.add_option("--topk", a.topk, "another number of choices a token (a recording brings its own)")
+      ->group(layer)
+      ->check(whole_number);
+  command.add_flag("--shared", a.shared, "with the model's shared expert")->group(layer);
+}
+
+void add_batch(CLI::App& command, MegaArguments& a) {
+  const char* batch = "Batch";
+  command.add_option("--tokens", a.tokens, "tokens a rank, 1 to 8192")->delimiter(',')->group(batch);
+  command.add_option("--routing", a.routing, "uniform, zipf:EXPONENT or hot:RANK")->group(batch)->capture_default_str();
+  auto* trace =
+      command.add_option("--trace", a.trace, "recorded routing (.npy), its tokens dealt to the ranks in turn")->group(batch);
+  command.add_option("--trace-layer", a.trace_layer, "layer of the recording")->group(batch)->needs(trace)->check(whole_number);
+  command.add_option("--trace-step", a.trace_step, "first step of the recording")->group(batch)->needs(trace)->check(whole_number);
+  command.add_option("--trace-expand", a.trace_expand, "spread each recorded expert over this many")
+      ->group(batch)
+      ->needs(trace)
+      ->check(whole_number);
+  command.add_option("--seed", a.seed, "seed of everything drawn")->group(batch)->capture_default_str()->check(seed_number);
+}
+
+void add_how(CLI::App& command, MegaArguments& a) {
+  const char* how = "How";
+  command.add_option("--way", a.ways, "chains beside it: gather, low_latency, elastic, one_sided, or none")
+      ->delimiter(',')
+      ->group(how);
+  command.add_option("--ranks", a.ranks, "ranks (default: one a GPU); more than GPUs: virtual ranks")->group(how);
+  command.add_option("--gpus", a.gpus, "GPUs (default: all)")->group(how);
+  command.add_option("--calls", a.calls, "calls of the layer a replay, at least; as many as its copies need")
+      ->group(how)
+      ->capture_default_str();
+  command.add_option("--replays", a.replays, "samples")->group(how)->capture_default_str();
+  command.add_option("--stream-tbps", a.stream_tbps, "of the floor: weights brought in, TB/s")->group(how)->capture_default_str();
+  command
+      .add_option("--tensor-pflops", a.tensor_pflops,
+                  "of the floor: operations of the tensor cores, PFLOP/s (default: 1.4, with bf16 weights 0.79)")
+      ->group(how);
+  command.add_option("--deadline-ms", a.deadline_ms, "longest wait for another rank")->group(how)->capture_default_str();
+  command.add_option("--commit", a.commit, "what the JSON says was measured")->group(how);
+  command.add_option("--json", a.json, "raw samples with their provenance")->group(how);
+}
+
+void bench_mega(const MegaArguments& arguments, int& status) {
+  MegaArguments a = arguments;
+  check_arguments(a);
+  Lanes lanes(devices_for("mega", a.ranks, a.gpus), std::chrono::milliseconds(a.deadline_ms));
+  MegaRun run(a, lanes);
+  const auto save = [&](const std::string& failed) {
+    if (a.json.empty()) return;
+    Json object = run.json();
+    if (!failed.empty()) object["failed"] = failed;
+    write_json(a.json, object);
+  };
+  const auto give_up = [&] { end_of_patience(run.under_way(), lanes, save); };
+  try {
+    run.all([&] { save(""); }, give_up);
+  } catch (const InputError& error) {
+    save(error.what());
+    throw;
+  } catch (const Error& error) {  // which says what a rank waited for, but not in which configuration
+    const std::string message = fmt::format("{}: {}", run.under_way(), error.what());
+    save(message);
+    throw Error(error.kind(), message);
+  }
+  save("");
+  if (run.wrong() > 0) status = 1;
+}
+
+void set_sizes(const MegaArguments& a, LayerShape& shape, int ranks) {
+  if (!a.shape.empty()) {
+    const ExpertsShape given = shape_of(a.shape);
+    shape.hidden = given.hidden;
+    shape.intermediate = given.intermediate;
+  }
+  shape.hidden = a.hidden.value_or(shape.hidden);
+  shape.intermediate = a.intermediate.value_or(shape.intermediate);
+  shape.experts = a.experts_local ? *a.experts_local * ranks : a.experts.value_or(shape.experts);
+  shape.topk = a.topk.value_or(shape.topk);
+}
+
+}  // namespace
+
+void check_arguments(const MegaArguments& a) {
+  for (const std::string& preset : a.presets) {
+    for (const std::string& kind : a.weights) mega_shape(a, preset, value_of(fused_kinds, "--weights", kind), std::max(1, a.ranks));
+  }
+  one_of("--way", a.ways, {"gather", "low_latency", "elastic", "one_sided", "none"});
+  at_least_one("--tokens", a.tokens);
+  at_least_one("--calls", {a.calls});
+  at_least_one("--replays", {a.replays});
+  at_least_one("--deadline-ms", {a.deadline_ms});
+  at_least_one("--trace-expand", {a.trace_expand});
+  for (const int tokens : a.tokens) {
+    if (tokens > 8192) throw InputError(fmt::format("--tokens {}: a rank brings at most 8192 here", tokens));
+  }
+  if (a.ranks < 0 || a.gpus < 0) throw InputError("--ranks and --gpus cannot be negative");
+  if (!(a.stream_tbps > 0) || !(a.tensor_pflops.value_or(1) > 0))
+    throw InputError("--stream-tbps and --tensor-pflops are rates above 0");
+}
+
+MegaShape mega_shape(const MegaArguments& a, const std::string& name, WeightKind kind, int ranks) {
+  const ModelPreset& preset = find_preset(name);
+  if (preset.plan_only) throw InputError(fmt::format("--preset {}: its activation is its own; it serves `heddle plan` only", name));
+  MegaShape layer{name, preset.shape, kind, {}, 0};
+  set_sizes(a, layer.shape, ranks);
+  for (const int size : {layer.shape.hidden, layer.shape.intermediate}) {
+    if (size < 64 || size % 64 != 0)
+      throw InputError(fmt::format("--hidden and --intermediate are positive multiples of 64, not {}", size));
+  }
+  at_least_one(a.experts_local ? "--experts-local" : "--experts", {layer.shape.experts});
+  at_least_one("--topk", {layer.shape.topk});
+  if (a.trace.empty() && layer.shape.topk > layer.shape.experts)
+    throw InputError(fmt::format("{} experts are too few for top-{}", layer.shape.experts, layer.shape.topk));
+  if (!a.shared) return layer;
+  if (preset.shared_experts.value_or(0) == 0) throw InputError(fmt::format("--shared: {} has no shared expert", name));
+  layer.shared_kind = shared_kind_of(preset, kind);
+  layer.shared_intermediate = *preset.shared_experts * layer.shape.intermediate;
+  return layer;
+}
+
+BenchArguments routing_of(const MegaArguments& a, const LayerShape& shape) {
+  BenchArguments routing;
+  routing.experts = shape.experts;
+  routing.topk = shape.topk;
+  routing.routing = a.routing;
+  routing.trace = a.trace;
+  routing.trace_layer = a.trace_layer;
+  routing.trace_step = a.trace_step;
+  routing.trace_expand = a.trace_expand;
+  routing.seed = a.seed;
+  return routing;
+}
+
+void add_bench_mega(CLI::App& bench, int& status) {
+  auto a = std::make_shared<MegaArguments>();
+  auto* command = bench.add_subcommand("mega", "the fused layer beside the chains of exchange and experts, as CUDA graph replays");
+  add_layer(*command, *a);
+  add_batch(*command, *a);
+  add_how(*command, *a);
+  command->callback([a, &status] { bench_mega(*a, status); });
+}
+
+}  // namespace heddle::tool

@@ -1,0 +1,52 @@
+// What was typed behind `heddle bench mega`, and what it means.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench_arguments.hpp"
+#include "heddle/shape.hpp"
+
+namespace heddle::tool {
+
+struct MegaArguments {
+  std::vector<std::string> presets{"deepseek-v4-flash"};
+  std::vector<std::string> weights{"mxfp4", "fp8_block", "bf16"};
+  std::vector<std::string> ways{"gather", "low_latency", "elastic", "one_sided"};
+  std::vector<int> tokens{1, 8, 64, 128, 512, 4096, 8192};
+  std::string shape;
+  std::optional<int> hidden, intermediate, experts, experts_local, topk;
+  bool shared = false;
+  std::string routing = "uniform", trace;
+  int trace_layer = 0, trace_step = 0, trace_expand = 1;
+  std::uint64_t seed = 1;
+  int ranks = 0, gpus = 0, calls = 10, replays = 20;
+  double stream_tbps = 4.5;             ///< of weights
+  std::optional<double> tensor_pflops;  ///< default: by the activations
+  std::string json, commit;
+  int deadline_ms = 10000;
+};
+
+/// One layer that is measured.
+struct MegaShape {
+  std::string name;  ///< the preset's
+  LayerShape shape;
+  WeightKind kind = WeightKind::bf16;
+  std::optional<WeightKind> shared_kind;  ///< none: without a shared expert
+  int shared_intermediate = 0;
+};
+
+/// The weights that the fused layer takes.
+extern const std::map<std::string, WeightKind> fused_kinds;
+
+/// Everything that can be said before a GPU is asked. Throws InputError.
+void check_arguments(const MegaArguments& a);
+/// The layer of one preset and one kind of weights. Throws InputError.
+MegaShape mega_shape(const MegaArguments& a, const std::string& preset, WeightKind kind, int ranks);
+/// What the routing is drawn or read by, as `heddle bench exchange` takes it.
+BenchArguments routing_of(const MegaArguments& a, const LayerShape& shape);
+
+}  // namespace heddle::tool

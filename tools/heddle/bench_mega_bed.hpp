@@ -1,0 +1,80 @@
+// What `heddle bench mega` measures on: a layer's weights, drawn in seconds, and one way's layers on all GPUs, calls of which go
+// through copies of the weights.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "bench_batch.hpp"
+#include "bench_mega.hpp"
+#include "bench_replay.hpp"
+#include "heddle/device_layer.hpp"
+#include "layer/synthetic.hpp"
+
+namespace heddle::tool {
+
+/// A whole layer's weights made of the matrices of a few drawn experts, so that drawing takes seconds and little memory. Each of
+/// 256 experts still has a gate, up and down of its own that no other has together: a row in the wrong expert shows.
+class DrawnLayer {
+ public:
+  DrawnLayer(const MegaShape& layer, std::uint64_t seed);
+  DrawnLayer(const DrawnLayer&) = delete;
+  DrawnLayer& operator=(const DrawnLayer&) = delete;
+
+  /// Valid while this object lives.
+  const LayerSource& source() const { return source_; }
+
+ private:
+  ExpertWeights expert(int id) const;
+
+  SyntheticLayer drawn_;
+  std::vector<WeightMatrix> wide_, down_;  ///< gates and ups; downs
+  LayerSource source_;
+};
+
+/// What a call asks of the busiest GPU at least.
+struct MegaLoad {
+  int touched = 0;          ///< experts with rows
+  double weight_bytes = 0;  ///< of these as they are stored, and of the shared expert
+  double operations = 0;    ///< two a multiply-add
+};
+MegaLoad load_of(const MegaShape& layer, const Batch& batch);
+
+/// Heap that all the ways need together, in a step of `tokens` a rank. A way that refuses the layer is left out: it says so itself
+/// when its layers are made.
+ExchangeMemory memory_of(const LayerSource& source, int ranks, const std::vector<Way>& ways, int tokens);
+
+/// Seconds of the parts of a call that is not captured, of the GPU where it took longest.
+using MegaParts = DeviceLayerSeconds;
+
+/// One way's layers. Beds share the batch's workspace, one after the other, with the GPUs at rest in between.
+class MegaBed {
+ public:
+  /// `copies` of the layer on every GPU, or as many as fit. Throws InputError or Error, also for lack of memory for the first.
+  MegaBed(Lanes& lanes, Batch& batch, const LayerSource& source, Way way, int tokens, const ExchangeMemory& memory, int copies);
+
+  int copies() const { return static_cast<int>(layers_.size()); }
+  /// A call of copy `call` % copies, on one GPU.
+  void queue(std::size_t gpu, int call);
+  /// A call of copy `call` % copies on all GPUs, not captured. Gated: queued whole before the GPUs may begin, so that their times
+  /// are not the host's. Throws what check throws.
+  void call(int call, bool gated, const std::function<void()>& give_up);
+  /// Of the last call().
+  MegaParts parts(int call) const;
+  /// Throws the FaultError of a rank that gave up, and what experts met.
+  void check();
+
+ private:
+  void add_copy(const LayerSource& source, Way way, int tokens, const ExchangeMemory& memory);
+  DeviceLayer& layer(int call, std::size_t gpu) { return layers_[static_cast<std::size_t>(call) % layers_.size()][gpu]; }
+
+  Lanes& lanes_;
+  DeviceWorkspace& workspace_;
+  Step step_;
+  std::vector<std::vector<DeviceInput>> inputs_;  ///< a GPU
+  std::vector<std::vector<bf16*>> outputs_;
+  std::vector<std::vector<DeviceLayer>> layers_;  ///< [copies][GPUs]
+};
+
+}  // namespace heddle::tool

@@ -1,0 +1,324 @@
+#include "bench_mega_run.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "bench_experts_kernels.hpp"
+#include "bench_kernels.hpp"
+#include "bench_machine.hpp"
+#include "group/cuda_driver.hpp"
+#include "heddle/error.hpp"
+#include "heddle/plan.hpp"
+#include "heddle/version.hpp"
+#include "words.hpp"
+
+namespace heddle::tool {
+
+namespace {
+
+/// Three times the L2 of an H200: what calls in turn must bring in for the first to find nothing left.
+constexpr double evicting_bytes = 180e6;
+/// A layer of which a call touches little would need many; its weights may be found in the L2, and the line says so.
+constexpr int most_copies = 4;
+/// Calls that are taken apart.
+constexpr int timed_calls = 10;
+
+double number(const Json& entry, const char* field) { return entry.at(field).get<double>(); }
+
+std::string column(const Json& entry, const char* field, int width, int digits) {
+  if (entry.count(field) == 0) return fmt::format("{:>{}}", "", width);
+  return fmt::format("{:>{}.{}f}", number(entry, field), width, digits);
+}
+
+std::size_t different(const std::vector<std::vector<bf16>>& a, const std::vector<std::vector<bf16>>& b) {
+  std::size_t count = 0;
+  for (std::size_t rank = 0; rank < a.size(); ++rank) {
+    for (std::size_t i = 0; i < a[rank].size(); ++i) count += a[rank][i].bits != b[rank][i].bits ? 1 : 0;
+  }
+  return count;
+}
+
+}  // namespace
+
+double MegaRun::tensor_rate(WeightKind kind) const {
+  return 1e15 * a_.tensor_pflops.value_or(kind == WeightKind::bf16 ? 0.79 : 1.4);
+}
+
+std::vector<Way> MegaRun::ways() const {
+  std::vector<Way> all{Way::low_latency, Way::mega};  // whose outputs are compared
+  for (const std::string& name : a_.ways) {
+    if (name != "none") all.push_back(own_ways.at(name));
+  }
+  return all;
+}
+
+std::string MegaRun::label_of(const Size& size, const std::string& way) const {
+  return fmt::format("{:>6} {:<12}", size.tokens, way);
+}
+
+void MegaRun::begin(const Size& size, const std::string& what) {
+  under_way_ = fmt::format("{} of {}, {} tokens, {}", word_of(kinds, size.layer.kind), size.layer.name, size.tokens, what);
+}
+
+Json MegaRun::entry_of(const Size& size, const std::string& way) const {
+  const LayerShape& shape = size.source.shape;
+  return {{"preset", size.layer.name},
+          {"hidden", shape.hidden},
+          {"intermediate", shape.intermediate},
+          {"experts", shape.experts},
+          {"topk", shape.topk},
+          {"weights", word_of(kinds, size.layer.kind)},
+          {"shared", size.layer.shared_kind ? Json(word_of(kinds, *size.layer.shared_kind)) : Json()},
+          {"way", way},
+          {"tokens", size.tokens},
+          {"routing", size.routing},
+          {"touched", size.load.touched},
+          {"weight_bytes", size.load.weight_bytes},
+          {"operations", size.load.operations},
+          {"floor_us", size.floor_us}};
+}
+
+std::vector<double> MegaRun::time(MegaBed& bed, int calls) {
+  Replay replay(lanes_, [&] {
+    for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) {
+      for (int call = 0; call < calls; ++call) bed.queue(gpu, call);
+    }
+  });
+  std::vector<double> samples = replay.run(
+      a_.replays, [&] { bed.check(); }, give_up_);
+  for (double& sample : samples) sample /= calls;
+  return samples;
+}
+
+void MegaRun::add_parts(MegaBed& bed, Json& entry) {
+  std::vector<double> dispatch, experts, combine, shared, shares;
+  for (int call = 0; call < timed_calls; ++call) {
+    bed.call(call, true, give_up_);
+    const MegaParts parts = bed.parts(call);
+    dispatch.push_back(1e6 * parts.dispatch);
+    experts.push_back(1e6 * parts.experts);
+    combine.push_back(1e6 * parts.combine);
+    shared.push_back(1e6 * parts.shared);
+    shares.push_back((parts.dispatch + parts.combine) / (parts.dispatch + parts.experts + parts.combine));
+  }
+  entry["dispatch_us"] = median(dispatch);
+  entry["experts_us"] = median(experts);
+  entry["combine_us"] = median(combine);
+  if (!entry["shared"].is_null()) entry["shared_us"] = median(shared);
+  entry["communication_share"] = median(shares);
+}
+
+std::vector<std::vector<bf16>> MegaRun::right(Size& size, const std::string& name, Json& entry, const char* when) {
+  const auto values = static_cast<std::size_t>(size.tokens) * static_cast<std::size_t>(size.batch.hidden());
+  std::string what;
+  std::vector<std::vector<bf16>> outputs;
+  if (const unsigned long long bad = size.batch.bad_outputs(size.tokens); bad > 0) {
+    what = fmt::format("{} of {} outputs were not written or are not finite", bad, values * static_cast<std::size_t>(a_.ranks));
+  } else {
+    for (int rank = 0; rank < a_.ranks; ++rank) {
+      outputs.emplace_back(values);
+      cuda::check(cudaMemcpy(outputs.back().data(), size.batch.output(rank).out, values * sizeof(bf16), cudaMemcpyDeviceToHost),
+                  "outputs");
+    }
+    if (name != "mega" || size.expected.empty()) return outputs;
+    const std::size_t off = different(outputs, size.expected);
+    entry["equals_low_latency"] = off == 0;
+    if (off == 0) return outputs;
+    what = fmt::format("{} of {} outputs have other bits than low_latency's", off, values * static_cast<std::size_t>(a_.ranks));
+  }
+  what += when;
+  print_line(fmt::format("{} wrong: {}", label_of(size, name), what));
+  entry["wrong"] = what;
+  rows_.push_back(entry);
+  ++wrong_;
+  return {};
+}
+
+void MegaRun::report(Size& size, const std::string& name, Json& entry, const std::vector<double>& samples) {
+  const double middle = median(samples);
+  entry.update(summary(samples));
+  entry["times_floor"] = middle / size.floor_us;
+  if (size.stream_us > 0) entry["times_stream"] = middle / size.stream_us;
+  std::string remark = entry["weights_hot"].get<bool>() ? "  weights hot" : "";
+  if (own_ways.count(name) > 0) {
+    if (size.best_chain.empty() || middle < size.best_us) {
+      size.best_chain = name;
+      size.best_us = middle;
+    }
+  } else if (name == "mega" && !size.best_chain.empty()) {
+    entry["best_chain"] = size.best_chain;
+    entry["best_chain_us"] = size.best_us;
+    entry["over_best_chain"] = middle / size.best_us;
+    remark = fmt::format("  {:.3f} of {}{}", middle / size.best_us, size.best_chain, remark);
+  }
+  if (name == "mega" && size.expected.empty()) remark += "  not compared with low_latency";
+  const std::string share = entry.count("communication_share") == 0
+                                ? std::string(6, ' ')
+                                : fmt::format("{:>5.0f}%", 100 * number(entry, "communication_share"));
+  print_line(fmt::format("{} {:>9.2f} {:>9.2f} {:>9.2f} {} {} {} {} {:>8} {:>9.1f} {:>9.2f} {:>6.2f}{}", label_of(size, name),
+                         middle, number(entry, "least_us"), number(entry, "most_us"), column(entry, "dispatch_us", 9, 2),
+                         column(entry, "experts_us", 9, 2), column(entry, "combine_us", 9, 2), share, size.load.touched,
+                         size.load.weight_bytes / 1e6, size.floor_us, middle / size.floor_us, remark));
+  rows_.push_back(entry);
+}
+
+void MegaRun::measure(Size& size, const std::string& name, Way way, Json& entry) {
+  const bool fused = way == Way::mega;
+  begin(size, "the making of " + name);
+  MegaBed bed(lanes_, size.batch, size.source, way, size.tokens, size.memory, size.copies);
+  begin(size, "the first call of " + name);
+  if (fused) ++fused_;
+  size.batch.poison_outputs();
+  bed.call(0, false, give_up_);
+  const auto outputs = right(size, name, entry, "");
+  if (outputs.empty()) return;
+  if (way == Way::low_latency) size.expected = outputs;
+  add_copies(size, bed.copies(), entry);
+  begin(size, name + " in a graph");
+  size.batch.poison_outputs();
+  const std::vector<double> samples = time(bed, calls_of(bed.copies()));
+  if (right(size, name, entry, ", in a graph").empty()) return;
+  begin(size, "the parts of " + name);
+  if (!fused) add_parts(bed, entry);
+  report(size, name, entry, samples);
+}
+
+/// As many bytes as the weights of a call, brought in by bulk copies on one GPU.
+void MegaRun::stream(Size& size) {
+  const std::string name = "stream";
+  const Json fresh = entry_of(size, name);
+  attempt(rows_, fresh, label_of(size, name), [&] {
+    Json entry = fresh;
+    begin(size, "the stream of weights");
+    const int touched = std::max(1, size.load.touched);
+    const auto pieces = static_cast<std::size_t>(std::ceil(size.load.weight_bytes / touched / stream_piece));
+    sm90::OrderedMatrix weights;
+    weights.expert_stride = std::max<std::size_t>(pieces, 1) * stream_piece;
+    const int experts = touched * size.copies;
+    const Block memory(lanes_.device(0), static_cast<std::size_t>(experts) * weights.expert_stride);
+    fill_normal(memory.as<bf16>(), memory.bytes() / sizeof(bf16), a_.seed, lanes_.stream(0));
+    lanes_.settle(give_up_);
+    weights.chunks = memory.as<std::byte>();
+    const int calls = calls_of(size.copies);
+    Replay replay(lanes_, [&] {
+      for (int call = 0; call < calls; ++call)
+        launch_stream(weights, experts, call % size.copies * touched, touched, lanes_.sms(), lanes_.stream(0));
+    });
+    std::vector<double> samples = replay.run(
+        a_.replays, [] {}, give_up_);
+    for (double& sample : samples) sample /= calls;
+    size.stream_us = median(samples);
+    add_copies(size, size.copies, entry);
+    report(size, name, entry, samples);
+  });
+}
+
+void MegaRun::add_copies(const Size& size, int copies, Json& entry) const {
+  entry["layer_copies"] = copies;
+  entry["weights_hot"] = copies * size.load.weight_bytes < evicting_bytes;
+  entry["calls"] = calls_of(copies);
+}
+
+void MegaRun::way(Size& size, const std::string& name, Way way) {
+  const Json fresh = entry_of(size, name);
+  attempt(rows_, fresh, label_of(size, name), [&] {
+    Json entry = fresh;
+    try {
+      measure(size, name, way, entry);
+    } catch (const InputError& error) {
+      if (way == Way::mega) refusal_ = error.what();
+      throw;
+    }
+  });
+}
+
+/// Outputs to compare with, where low_latency is not among the chains that are timed.
+void MegaRun::reference(Size& size) {
+  const std::string name = "low_latency";
+  const Json fresh = entry_of(size, name);
+  attempt(rows_, fresh, label_of(size, name), [&] {
+    Json entry = fresh;
+    begin(size, "the outputs of " + name);
+    MegaBed bed(lanes_, size.batch, size.source, Way::low_latency, size.tokens, size.memory, 1);
+    size.batch.poison_outputs();
+    bed.call(0, false, give_up_);
+    size.expected = right(size, name, entry, "");
+  });
+}
+
+void MegaRun::size(const MegaShape& shape, const LayerSource& drawn, int tokens) {
+  under_way_ = fmt::format("the batch of {} tokens", tokens);
+  const BatchRouting routing = make_routing(routing_of(a_, shape.shape), a_.ranks, tokens);
+  LayerSource source = drawn;
+  source.shape.topk = routing.topk;  // a recording's own
+  // A workspace for this size alone: the areas of another size lie elsewhere, and some words where nothing else may have lain.
+  Batch batch(lanes_, routing, source.shape.hidden, a_.seed);
+  batch.set_tokens(tokens);
+  Size size{shape, source, batch, tokens, memory_of(source, a_.ranks, ways(), tokens), load_of(shape, batch), routing.note};
+  size.floor_us = 1e6 * std::max(size.load.weight_bytes / (1e12 * a_.stream_tbps), size.load.operations / tensor_rate(shape.kind));
+  size.copies = std::clamp(static_cast<int>(std::ceil(evicting_bytes / std::max(size.load.weight_bytes, 1.0))), 1, most_copies);
+  stream(size);
+  if (!awake_) machine_ = machine_of(lanes_);  // once GPUs are awake, for their clocks
+  awake_ = true;
+  for (const std::string& name : a_.ways) {
+    if (name != "none") way(size, name, own_ways.at(name));
+  }
+  if (std::find(a_.ways.begin(), a_.ways.end(), "low_latency") == a_.ways.end()) reference(size);
+  way(size, "mega", Way::mega);
+}
+
+void MegaRun::layer(const MegaShape& shape) {
+  const std::string kind = word_of(kinds, shape.kind);
+  under_way_ = fmt::format("drawing of {} weights", kind);
+  const DrawnLayer drawn(shape, a_.seed);
+  const std::string shared = shape.shared_kind ? ", shared expert in " + word_of(kinds, *shape.shared_kind) : "";
+  const std::string choices = a_.trace.empty() ? fmt::format("top-{}", shape.shape.topk) : "choices as recorded";
+  print_line(fmt::format("\n{} {}: hidden {}, intermediate {}, {} experts of {:.2f} MB, {}{}", shape.name, kind, shape.shape.hidden,
+                         shape.shape.intermediate, shape.shape.experts,
+                         static_cast<double>(expert_weight_bytes(shape.shape, shape.kind).total()) / 1e6, choices, shared));
+  print_line(fmt::format("{:>6} {:<12} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6} {:>8} {:>9} {:>9} {:>6}", "tokens", "way",
+                         "median", "least", "most", "dispatch", "experts", "combine", "moves", "touched", "MB", "floor", "times"));
+  for (const int tokens : a_.tokens) {
+    size(shape, drawn.source(), tokens);
+    save_();
+  }
+}
+
+void MegaRun::all(const std::function<void()>& save, const std::function<void()>& give_up) {
+  save_ = save;
+  give_up_ = give_up;
+  machine_ = machine_of(lanes_);
+  const cuda::DeviceScope scope(lanes_.device(0));
+  prepare_streams();
+  print_line(fmt::format("{} ranks on {} GPUs, routing {}; us a call of the layer, median of {} replays of {} calls or more",
+                         a_.ranks, lanes_.gpus(), a_.trace.empty() ? a_.routing : a_.trace, a_.replays, a_.calls));
+  print_line("dispatch, experts, combine and the share of what moves rows, dispatch and combine: of calls that are not captured");
+  print_line(
+      fmt::format("floor: weights at {} TB/s or operations at {} PFLOP/s (bf16: {}), whichever takes longer; stream: as many "
+                  "bytes brought in and nothing else",
+                  a_.stream_tbps, tensor_rate(WeightKind::mxfp4) / 1e15, tensor_rate(WeightKind::bf16) / 1e15));
+  for (const std::string& preset : a_.presets) {
+    for (const std::string& kind : a_.weights) layer(mega_shape(a_, preset, value_of(fused_kinds, "--weights", kind), a_.ranks));
+  }
+  if (wrong_ > 0) print_line(fmt::format("\n{} of the results were wrong", wrong_));
+  if (fused_ == 0) throw InputError(refusal_.empty() ? "the fused layer was not measured: see above" : refusal_);
+}
+
+Json MegaRun::json() const {
+  return {{"heddle", version},
+          {"benchmark", "mega"},
+          {"date", now_in_utc()},
+          {"commit", a_.commit},
+          {"command", command_line()},
+          {"machine", machine_},
+          {"ranks", a_.ranks},
+          {"seed", a_.seed},
+          {"replays", a_.replays},
+          {"stream_bytes_per_second", 1e12 * a_.stream_tbps},
+          {"operations_per_second", {{"fp8", tensor_rate(WeightKind::mxfp4)}, {"bf16", tensor_rate(WeightKind::bf16)}}},
+          {"rows", rows_}};
+}
+
+}  // namespace heddle::tool
