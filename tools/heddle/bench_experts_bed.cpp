@@ -283,7 +283,6 @@ double ProductBed::error_of(bool activates, const std::function<void()>& queue, 
   unsigned long long unwritten = 0;
   check(cudaMemcpy(squares, sums, sizeof squares, cudaMemcpyDeviceToHost), "sums of the check");
   check(cudaMemcpy(&unwritten, bad, sizeof unwritten, cudaMemcpyDeviceToHost), "sums of the check");
-  if (std::getenv("NOCHECK") != nullptr) return 0.0;
   return unwritten > 0 ? std::numeric_limits<double>::quiet_NaN() : std::sqrt(squares[0] / squares[1]);
 }
 
