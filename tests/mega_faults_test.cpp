@@ -324,10 +324,11 @@ TEST(MegaFaults, ACountThatCannotBeIsAFault) {
         MegaCall one;
         one.layout = make_mega_layout(options, 1, areas_of(memory, 2));
         one.local_experts = static_cast<int>(weights.experts.size());
-        std::vector<std::int32_t> arrived(8), rows(4), ends(4);
+        std::vector<std::int32_t> arrived(8), rows(4), ends(4), row_ends(4);
         one.scratch.arrived = arrived.data();
         one.scratch.rows = rows.data();
         one.scratch.ends = ends.data();
+        one.scratch.row_ends = row_ends.data();
         *workspace.view().mine<std::int32_t>(one.layout.count(1, 1)) = wrong;
         const HostTeam team{workspace.view(), 1, std::chrono::seconds(1), nullptr, 0, nullptr};
         HostWorker worker(team, 0);

@@ -74,15 +74,15 @@ __device__ inline bool is_bad_choice_of_many(const std::int32_t* ids, int choice
 }
 
 /// Gives up because of what only this rank sees. One lane.
-template <RowMover mover>
-__device__ void refuse(DeviceWorker<mover>& w, int token, int expected, int seen) {
+template <RowMover mover, class Place>
+__device__ void refuse(DeviceWorker<mover, Place>& w, int token, int expected, int seen) {
   w.fail({WordKind::refused, -1, token}, static_cast<std::uint64_t>(expected),
          static_cast<std::uint64_t>(static_cast<std::int64_t>(seen)));
 }
 
 /// More tokens than the step has: a fault.
-template <RowMover mover>
-__device__ bool check_tokens(DeviceWorker<mover>& w, const DeviceCall& call, const SendInput& input) {
+template <RowMover mover, class Place>
+__device__ bool check_tokens(DeviceWorker<mover, Place>& w, const DeviceCall& call, const SendInput& input) {
   if (input.tokens >= 0 && input.tokens <= call.max_tokens) return true;
   if (w.index() == 0 && w.lane() == 0) refuse(w, -1, call.max_tokens, input.tokens);
   return false;
@@ -90,8 +90,8 @@ __device__ bool check_tokens(DeviceWorker<mover>& w, const DeviceCall& call, con
 
 /// Ids outside of [-1, experts) or repeated within a token: a fault; false in the squad that finds it. Tokens are dealt over all
 /// squads, a choice a lane.
-template <RowMover mover>
-__device__ bool check_choices(DeviceWorker<mover>& w, const DeviceCall& call, const SendInput& input) {
+template <RowMover mover, class Place>
+__device__ bool check_choices(DeviceWorker<mover, Place>& w, const DeviceCall& call, const SendInput& input) {
   const int topk = call.topk;
   const int shift = topk <= 1 ? 0 : (topk > 32 ? 5 : 32 - __clz(topk - 1));
   const int lanes = 1 << shift;
@@ -116,8 +116,8 @@ __device__ bool check_choices(DeviceWorker<mover>& w, const DeviceCall& call, co
 }
 
 /// Both, before anything is sent. The squad that finds something leaves and says nothing, so nothing is announced in whole.
-template <RowMover mover>
-__device__ bool check_input(DeviceWorker<mover>& w, const DeviceCall& call, const SendInput& input) {
+template <RowMover mover, class Place>
+__device__ bool check_input(DeviceWorker<mover, Place>& w, const DeviceCall& call, const SendInput& input) {
   return check_tokens(w, call, input) && check_choices(w, call, input);
 }
 

@@ -25,10 +25,11 @@ HostMega::HostMega(Workspace& workspace, const ExchangeOptions& options, const E
   arrived_ = Array<std::int32_t>(local * static_cast<std::size_t>(ranks()));
   rows_ = Array<std::int32_t>(local);
   ends_ = Array<std::int32_t>(local);
+  row_ends_ = Array<std::int32_t>(local);
 }
 
 MegaCall HostMega::call() const {
-  return {layout_, input_, placement_, local_experts(), {sent_.view(), arrived_.data(), rows_.data(), ends_.data()}};
+  return {layout_, input_, placement_, local_experts(), {sent_.view(), arrived_.data(), rows_.data(), ends_.data(), row_ends_.data()}};
 }
 
 /// One thread of the second role.

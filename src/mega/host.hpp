@@ -46,7 +46,7 @@ class HostMega : private HostRank {
   MegaLayout layout_;
   MegaExperts experts_;
   HostNumbering sent_;
-  Array<std::int32_t> arrived_, rows_, ends_;
+  Array<std::int32_t> arrived_, rows_, ends_, row_ends_;
   MegaReport report_;
 };
 

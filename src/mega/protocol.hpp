@@ -14,6 +14,7 @@ struct MegaScratch {
   std::int32_t* arrived = nullptr;  ///< [local experts (at least 1), ranks]: rows from each source
   std::int32_t* rows = nullptr;     ///< [local experts (at least 1)], and where their row blocks end: see MegaBlocks
   std::int32_t* ends = nullptr;
+  std::int32_t* row_ends = nullptr;  ///< [local experts (at least 1)]: rows of this expert and those before it
 };
 
 /// One call on one rank.
@@ -125,9 +126,11 @@ HEDDLE_PROTOCOL bool mega_take_counts(W& w, const MegaCall& call) {
       rows += wrong ? 0 : count;
     }
     to.rows[e] = wrong ? -1 : rows;
+    to.row_ends[e] = wrong ? 0 : rows;
     to.ends[e] = wrong ? 0 : parts_of(rows, layout.block_rows);
   });
-  w.prefix_sums(call.local_experts, to.ends, 1);  // where an expert's blocks begin
+  w.prefix_sums(call.local_experts, to.ends, 1);  // where an expert's blocks begin, and its rows
+  w.prefix_sums(call.local_experts, to.row_ends, 1);
   for (int e = 0; e < call.local_experts; ++e) {
     if (to.rows[e] >= 0) continue;
     int s = 0;
@@ -135,7 +138,10 @@ HEDDLE_PROTOCOL bool mega_take_counts(W& w, const MegaCall& call) {
     return w.fail({WordKind::mega_row_count, s, e}, static_cast<std::uint64_t>(layout.shape.cap),
                   static_cast<std::uint32_t>(to.arrived[e * ranks + s]));
   }
-  w.lanes(call.local_experts, [&](int e) { to.ends[e] += parts_of(to.rows[e], layout.block_rows); });
+  w.lanes(call.local_experts, [&](int e) {
+    to.ends[e] += parts_of(to.rows[e], layout.block_rows);
+    to.row_ends[e] += to.rows[e];
+  });
   return true;
 }
 
@@ -153,7 +159,7 @@ HEDDLE_PROTOCOL bool mega_count(W& w, const MegaCall& call) {
     return false;
   if (w.index() == 0) {
     if (!mega_take_counts(w, call)) return false;
-    w.publish(w.heap().template mine<Word>(call.layout.counted_word()), 1);
+    publish_own(w, w.heap().template mine<Word>(call.layout.counted_word()), 1);
   }
   return mega_await_counts(w, call.layout);
 }
@@ -181,45 +187,107 @@ HEDDLE_PROTOCOL bool mega_await_input(W& w, const MegaLayout& layout) {
       });
 }
 
-/// Fetches row `row` of an expert into its place in the ring, when that is free.
+/// A row on its way into the ring.
+struct MegaArrival {
+  int expert = 0;
+  int row = 0;  ///< of the expert
+  int in_block = 0;
+  RingPlace place;
+  std::size_t ring_row = 0;
+};
+/// Row `number` of all that come to this rank.
+HEDDLE_HOST_DEVICE inline MegaArrival arrival_of(const MegaCall& call, int number) {
+  MegaArrival arrival;
+  arrival.expert = find_expert(call.scratch.row_ends, call.local_experts, number);
+  arrival.row = number - (arrival.expert == 0 ? 0 : call.scratch.row_ends[arrival.expert - 1]);
+  const int block_rows = call.layout.block_rows;
+  arrival.in_block = arrival.row % block_rows;
+  arrival.place = ring_place(call.blocks().begin(arrival.expert) + arrival.row / block_rows, call.layout.ring_blocks);
+  arrival.ring_row = static_cast<std::size_t>(arrival.place.block * block_rows + arrival.in_block);
+  return arrival;
+}
+
+/// Where a row comes from, and its weight.
+struct MegaPulled {
+  MegaOrigin origin;
+  float weight = 0;
+};
 template <CountingWorker W>
-HEDDLE_PROTOCOL bool mega_pull_row(W& w, const MegaCall& call, int expert, int row) {
+HEDDLE_PROTOCOL MegaPulled find_pulled(W& w, const MegaCall& call, const MegaArrival& arrival) {
+  const HeapView heap = w.heap();
+  const auto counts = [&](int s) { return call.scratch.arrived[arrival.expert * heap.ranks + s]; };
+  const RowSource source = source_of_row(heap.ranks, counts, arrival.row);
+  const std::int32_t pair =
+      w.load(heap.template mine<const std::int32_t>(call.layout.index(arrival.expert, source.rank, source.number)));
+  return {{source.rank, pair}, w.load(heap.template at<const float>(source.rank, call.layout.weight(pair)))};
+}
+
+/// Waits until a row's place in the ring is free.
+template <CountingWorker W>
+HEDDLE_PROTOCOL bool mega_await_place(W& w, const MegaLayout& layout, const RingPlace& place) {
+  if (place.generation == 0) return true;
+  const auto least = static_cast<std::uint32_t>(place.generation * layout.gemm2_tasks());
+  return w.acquire_own(w.heap().template mine<const Word>(layout.freed_word(place.block)),
+                       own_word(w, WordKind::mega_freed, place.block), least);
+}
+
+/// Tells that rows have arrived: those with numbers first + i * w.count(), begin <= i < end.
+template <CountingWorker W>
+HEDDLE_PROTOCOL void mega_note_rows(W& w, const MegaCall& call, int first, int begin, int end) {
   const MegaLayout& layout = call.layout;
   const HeapView heap = w.heap();
-  const int in_block = row % layout.block_rows;
-  const RingPlace place = ring_place(call.blocks().begin(expert) + row / layout.block_rows, layout.ring_blocks);
-  if (place.generation > 0) {
-    const auto least = static_cast<std::uint32_t>(place.generation * layout.gemm2_tasks());
-    if (!w.acquire_own(heap.template mine<const Word>(layout.freed_word(place.block)),
-                       own_word(w, WordKind::mega_freed, place.block), least))
-      return false;
-  }
-  const auto counts = [&](int s) { return call.scratch.arrived[expert * heap.ranks + s]; };
-  const RowSource source = source_of_row(heap.ranks, counts, row);
-  const std::int32_t pair = w.read(heap.template mine<const std::int32_t>(layout.index(expert, source.rank, source.number)));
-  const auto ring_row = static_cast<std::size_t>(place.block * layout.block_rows + in_block);
-  const auto to = [&](int) { return heap.template mine<std::byte>(layout.arrived(ring_row)); };
-  copy_row(w, 1, to, heap.template at<std::byte>(source.rank, layout.row(pair / layout.shape.topk)), layout.wire);
-  w.write(heap.template mine<float>(layout.row_weight(ring_row)),
-          w.read(heap.template at<const float>(source.rank, layout.weight(pair))));
-  w.write(heap.template mine<MegaOrigin>(layout.origin(ring_row)), MegaOrigin{source.rank, pair});
+  if (begin == end) return;
   w.complete_all();
-  // A full counter always means that nothing more comes: the expert's last row stands for those that its block does not have.
-  const bool last = row + 1 == call.scratch.rows[expert];
-  w.add(heap.template mine<Word>(layout.filled_word(place.block)),
-        static_cast<std::uint32_t>(last ? layout.block_rows - in_block : 1));
+  const auto arrival = [&](int i) { return arrival_of(call, first + (begin + i) * w.count()); };
+  add_each(
+      w, end - begin, [&](int i) { return heap.template mine<Word>(layout.filled_word(arrival(i).place.block)); },
+      [&](int i) {
+        // A full counter always means that nothing more comes: the expert's last row stands for those that its block does not have.
+        const MegaArrival now = arrival(i);
+        const bool last = now.row + 1 == call.scratch.rows[now.expert];
+        return static_cast<std::uint32_t>(last ? layout.block_rows - now.in_block : 1);
+      });
+}
+
+/// Fetches the `n` rows with numbers first + i * w.count(). Where they come from is looked up together, and they are told of
+/// together, but none is kept back while another one's place is waited for: that may hang on it.
+template <CountingWorker W>
+HEDDLE_PROTOCOL bool mega_pull_rows(W& w, const MegaCall& call, int first, int n) {
+  constexpr int told_together = 4;
+  const MegaLayout& layout = call.layout;
+  const HeapView heap = w.heap();
+  const auto arrival = [&](int i) { return arrival_of(call, first + i * w.count()); };
+  const auto pulled = side_by_side(w, n, [&](int i) { return find_pulled(w, call, arrival(i)); });
+  int told = 0;
+  for (int i = 0; i < n; ++i) {
+    const MegaArrival to = arrival(i);
+    if (to.place.generation > 0) {
+      mega_note_rows(w, call, first, told, i);
+      told = i;
+    }
+    if (!mega_await_place(w, layout, to.place)) return false;
+    const MegaPulled from = pulled(i);
+    const auto row = [&](int) { return heap.template mine<std::byte>(layout.arrived(to.ring_row)); };
+    copy_row(w, 1, row, heap.template at<std::byte>(from.origin.rank, layout.row(from.origin.pair / layout.shape.topk)), layout.wire);
+    w.write(heap.template mine<float>(layout.row_weight(to.ring_row)), from.weight);
+    w.write(heap.template mine<MegaOrigin>(layout.origin(to.ring_row)), from.origin);
+    if (i + 1 - told < told_together && i + 1 < n) continue;
+    mega_note_rows(w, call, first, told, i + 1);
+    told = i + 1;
+  }
   return true;
 }
 
 /// Fetches the rows of all local experts, in the order of their blocks, dealt over the workers.
 template <CountingWorker W>
 HEDDLE_PROTOCOL bool mega_pull(W& w, const MegaCall& call) {
-  bool going = true;
-  const auto rows_of = [&](int expert) { return call.scratch.rows[expert]; };
-  w.deal(call.local_experts, 1, 0, rows_of, [&](int expert, int row, int, const RowPart&) {
-    if (going) going = mega_pull_row(w, call, expert, row);
-  });
-  return going;
+  constexpr int looked_up_together = 32;
+  const int rows = call.local_experts == 0 ? 0 : call.scratch.row_ends[call.local_experts - 1];
+  for (int first = w.index(); first < rows; first += looked_up_together * w.count()) {
+    const int left = (rows - first + w.count() - 1) / w.count();
+    if (!mega_pull_rows(w, call, first, left < looked_up_together ? left : looked_up_together)) return false;
+  }
+  return true;
 }
 
 template <CountingWorker W>
@@ -235,6 +303,12 @@ HEDDLE_PROTOCOL int mega_claim(W& w, const MegaLayout& layout) {
   return static_cast<int>(w.add(w.heap().template mine<Word>(layout.claim_word()), 1));
 }
 
+/// The same without waiting for the answer: w.answer() has it.
+template <CountingWorker W>
+HEDDLE_PROTOCOL Word mega_ask_next(W& w, const MegaLayout& layout) {
+  return w.ask_next(w.heap().template mine<Word>(layout.claim_word()));
+}
+
 /// Before GEMM 1: the block's rows are there, and what was in the ring before them has been read.
 template <CountingWorker W>
 HEDDLE_PROTOCOL bool mega_await_rows(W& w, const MegaLayout& layout, const MegaBlock& block) {
@@ -247,8 +321,8 @@ HEDDLE_PROTOCOL bool mega_await_rows(W& w, const MegaLayout& layout, const MegaB
 template <CountingWorker W>
 HEDDLE_PROTOCOL void mega_note_step(W& w, const MegaLayout& layout, const MegaBlock& block, int step) {
   w.complete_all();
-  w.publish(w.heap().template mine<Word>(layout.step_word(block.place.block, step)),
-            static_cast<std::uint32_t>(block.place.generation + 1));
+  publish_own(w, w.heap().template mine<Word>(layout.step_word(block.place.block, step)),
+              static_cast<std::uint32_t>(block.place.generation + 1));
 }
 
 /// Before step `step` of GEMM 2: how many steps are there then, those before it included; 0: gave up.
@@ -281,14 +355,16 @@ HEDDLE_PROTOCOL void mega_push(W& w, const MegaLayout& layout, const MegaBlock& 
 template <CountingWorker W>
 HEDDLE_PROTOCOL void mega_note_pushed(W& w, const MegaLayout& layout, const MegaBlock& block) {
   w.complete_all();
-  w.add(w.heap().template mine<Word>(layout.freed_word(block.place.block)), 1);
+  const HeapView heap = w.heap();
+  add_each(
+      w, 1, [&](int) { return heap.template mine<Word>(layout.freed_word(block.place.block)); }, [](int) { return 1u; });
 }
 
 /// The same two for the shared expert, whose activations have places of their own.
 template <CountingWorker W>
 HEDDLE_PROTOCOL void mega_note_shared_step(W& w, const MegaLayout& layout, int block, int step) {
   w.complete_all();
-  w.publish(w.heap().template mine<Word>(layout.shared_step_word(block, step)), 1);
+  publish_own(w, w.heap().template mine<Word>(layout.shared_step_word(block, step)), 1);
 }
 template <CountingWorker W>
 HEDDLE_PROTOCOL int mega_await_shared_steps(W& w, const MegaLayout& layout, int block, int step) {
@@ -344,7 +420,9 @@ HEDDLE_PROTOCOL bool mega_sum(W& w, const MegaCall& call, SharedRows shared, bf1
   const HeapView heap = w.heap();
   const auto own = [&](int) { return heap.rank; };  // whose results are the shared expert's
   if (!mega_await_results(w, layout, 1, own)) return false;
-  for (int token = w.index(); token < input.tokens; token += w.count()) {
+  const int bits = w.part_bits(input.tokens, layout.returned.hidden);
+  for (int item = w.index(); item < input.tokens << bits; item += w.count()) {
+    const int token = row_of(item, bits);
     const auto rank_of = [&](int choice) { return live_choice(w, input, call.placement, token, choice).rank; };
     if (!mega_await_results(w, layout, input.topk, rank_of)) return false;
     const auto term = [&](int choice) {
@@ -357,7 +435,7 @@ HEDDLE_PROTOCOL bool mega_sum(W& w, const MegaCall& call, SharedRows shared, bf1
       last.factor = shared.factors == nullptr ? 1.0f : shared.factors[token];
     }
     bf16* row = out + static_cast<std::size_t>(token) * static_cast<std::size_t>(layout.returned.hidden);
-    w.reduce_rows(row, input.topk, term, SumFormat{layout.returned, false}, last);
+    w.reduce_rows(row, input.topk, term, SumFormat{layout.returned, false}, last, part_of(item, bits));
   }
   for (int first = w.index(); first < heap.ranks; first += w.count()) {
     if (!mega_await_results(w, layout, 1, [&](int) { return w.live(first) ? first : -1; })) return false;

@@ -172,6 +172,26 @@ HEDDLE_PROTOCOL bool acquire_each(W& w, int n, WordOf word, NameOf name) {
   }
 }
 
+/// As publish, of a word that fellow workers of this rank alone read.
+template <CountingWorker W>
+HEDDLE_PROTOCOL void publish_own(W& w, Word* word, std::uint32_t value) {
+  if constexpr (W::is_warp) {
+    w.publish_own(word, value);
+  } else {
+    w.publish(word, value);
+  }
+}
+
+/// Adds number(i) to the counter word(i) for i < n <= 32, as w.add does, where nobody wants to know what it was.
+template <CountingWorker W, class WordOf, class Number>
+HEDDLE_PROTOCOL void add_each(W& w, int n, WordOf word, Number number) {
+  if constexpr (W::is_warp) {
+    w.add_each(n, word, number);
+  } else {
+    for (int i = 0; i < n; ++i) w.add(word(i), number(i));
+  }
+}
+
 /// As acquire_own of word_of(0); how many of the words word_of(i), i < n, are ready then, in a row from the first; 0: gave up. A
 /// warp looks at up to 32 at once.
 template <CountingWorker W, class WordOf>

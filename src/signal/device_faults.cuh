@@ -81,12 +81,14 @@ struct FellowWait {
   }
 };
 
-/// One more CTA of a rank has come, as many as this launch has; true for the last one, which makes room for the next meeting.
+/// One more CTA of a rank has come, as many as this launch has: was it the last one? That one makes room for the next meeting.
 __device__ inline bool come_last(Word& met) {
   constexpr Word next = Word{1} << 32;
-  const bool last = ptx::add_acquire_release_gpu(&met, 1) % next + 1 == gridDim.x;
-  if (last) ptx::add_acquire_release_gpu(&met, next - gridDim.x);
-  return last;
+  return ptx::add_acquire_release_gpu(&met, 1) % next + 1 == gridDim.x;
+}
+__device__ inline void end_meeting(Word& met) {
+  constexpr Word next = Word{1} << 32;
+  ptx::add_relaxed_gpu(&met, next - gridDim.x);
 }
 
 /// All CTAs of a rank meet, as many as this launch has: each adds to a counter; the last one takes them off again and begins

@@ -20,6 +20,7 @@ namespace heddle {
 
 /// Which worker a warp is: one of all warps of the launch's CTAs, and a CTA is a squad.
 struct WholeCta {
+  static constexpr bool delays = true;  ///< whether tests inject delays into its verbs
   __device__ int squad_index() const { return static_cast<int>(threadIdx.x) / WarpNumbers::lanes_of_warp; }
   __device__ int squad_count() const { return static_cast<int>(blockDim.x) / WarpNumbers::lanes_of_warp; }
   __device__ bool first_squad() const { return blockIdx.x == 0; }
@@ -27,9 +28,15 @@ struct WholeCta {
   __device__ int count() const { return static_cast<int>(gridDim.x) * squad_count(); }
 };
 
+/// The same numbered over CTAs first: a few items are then many CTAs' work.
+struct SpreadCta : WholeCta {
+  __device__ int index() const { return squad_index() * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x); }
+};
+
 /// One of the warps that share a role where the warps of a CTA have several: squads of one, without memory of their own. So none
 /// of its verbs is a barrier of the CTA.
 struct RoleWarp {
+  static constexpr bool delays = true;
   int number = 0;
   int of = 1;
 
@@ -40,6 +47,11 @@ struct RoleWarp {
   __device__ int count() const { return of; }
 };
 
+/// One that tells others while its products run: without delays, since a call of a function would cost all of its uniform registers.
+struct MathWarp : RoleWarp {
+  static constexpr bool delays = false;
+};
+
 /// What a worker knows of its call from the beginning on.
 struct BegunCall {
   HeapView heap;
@@ -47,6 +59,23 @@ struct BegunCall {
   std::uint32_t longest_delay = 0;
   bool all_live = true;
 };
+
+/// A launch whose warps have roles takes part in the call that an earlier launch has begun, and uses it up. By one thread of the
+/// CTA; false where the rank is masked or the call has ended already.
+__device__ inline bool join_call(const DeviceTeam& team, BegunCall& begun) {
+  begun.heap = team.heap;
+  begun.heap.rank += static_cast<int>(blockIdx.y);
+  auto* header = begun.heap.template mine<HeapHeader>(0);
+  const Word call = ptx::load_relaxed_system(&header->call);
+  const Word abort = ptx::load_relaxed_system(&header->abort);
+  begun.epoch = static_cast<std::uint32_t>(call);
+  begun.longest_delay = team.settings->delay_nanoseconds;
+  begun.all_live = team.settings->all_live != 0;
+  if (!begun.all_live && team.settings->live[begun.heap.rank] == 0) return false;
+  if (blockIdx.x == 0) ptx::store_relaxed_system(&header->epoch, begun.epoch);
+  if (abort != 0) hear_of_fault(team, begun.heap.rank);
+  return abort == 0;
+}
 
 /// Where rows travel as bf16 and nothing else, kernels hold no conversions and step over none.
 template <RowMover mover, class Place = WholeCta>
@@ -88,7 +117,7 @@ class DeviceWorker : public WarpNumbers, public Place, private BulkRing<mover ==
     }
   }
 
-  /// The same call in a role: `begun` is that of a worker that was there when it began.
+  /// In a role.
   __device__ DeviceWorker(const DeviceTeam& team, const BegunCall& begun, const Place& place)
       : WarpNumbers(static_cast<int>(threadIdx.x) % lanes_of_warp),
         Place(place),
@@ -102,9 +131,6 @@ class DeviceWorker : public WarpNumbers, public Place, private BulkRing<mover ==
         all_live_(begun.all_live) {
     static_assert(!bulk, "a bulk ring is a warp's from the launch on");
   }
-  __device__ BegunCall begun() const { return {heap_, epoch_, longest_delay_, all_live_}; }
-  /// Behind the last part of a call whose parts are one launch: the epoch is used up, see CallPart. By one thread of the rank.
-  __device__ void end_call() { ptx::store_relaxed_system(&header()->epoch, epoch_); }
 
   using Place::count;
   using Place::first_squad;
@@ -405,7 +431,10 @@ class DeviceWorker : public WarpNumbers, public Place, private BulkRing<mover ==
     if (squad_index() != 0) return;
     int last = 0;
     if (lane() == 0) last = static_cast<int>(come_last(counters()->met));
-    if (__shfl_sync(all_lanes, last, 0) != 0) speak(n, word, value, 0, 1);
+    if (__shfl_sync(all_lanes, last, 0) == 0) return;
+    __syncwarp();  // what lane 0 acquired, all lanes may tell of
+    speak(n, word, value, 0, 1);
+    if (lane() == 0) end_meeting(counters()->met);
   }
   __device__ bool acquire(const Word* word, const WordName& name, std::uint32_t& value) {
     return acquire_at_least(word, name, 0, value);
@@ -498,6 +527,29 @@ class DeviceWorker : public WarpNumbers, public Place, private BulkRing<mover ==
     order();
     return word_value(before);
   }
+  /// By the first lane, whose answer is waited for when answer() is called; orders nothing.
+  __device__ Word ask_next(Word* word) {
+    verb();
+    return lane() == 0 ? ptx::fetch_add_relaxed_gpu(word, 1) : 0;
+  }
+  __device__ std::uint32_t answer(Word asked) const { return word_value(__shfl_sync(all_lanes, asked, 0)); }
+  /// A lane adds to a counter, all of them behind one fence; nobody waits for what they were.
+  template <class WordOf, class Number>
+  __device__ void add_each(int n, WordOf word, Number number) {
+    verb();
+    __syncwarp();
+    if (lane() < n) {
+      ptx::fence_acquire_release_gpu();
+      ptx::add_relaxed_gpu(word(lane()), number(lane()));
+    }
+    __syncwarp();
+  }
+  __device__ void publish_own(Word* word, std::uint32_t value) {
+    verb();
+    __syncwarp();
+    if (lane() == 0) ptx::store_release_gpu(word, pack_word(epoch_, value));
+    __syncwarp();
+  }
   __device__ bool acquire_own(const Word* word, const WordName& name, std::uint32_t least) {
     return acquire_own_run(
                1, [&](int) { return word; }, name, least) == 1;
@@ -511,7 +563,7 @@ class DeviceWorker : public WarpNumbers, public Place, private BulkRing<mover ==
     FellowWait wait;
 #pragma unroll 1
     for (std::uint32_t look = 0;; ++look) {
-      const Word seen = ptx::load_acquire_system(mine);
+      const Word seen = ptx::load_acquire_gpu(mine);
       const bool here = looks && word_tag(seen) == epoch_ && word_value(seen) >= least;
       const unsigned missing = ~__ballot_sync(all_lanes, static_cast<int>(here));
       const int run = missing == 0 ? lanes_of_warp : __ffs(static_cast<int>(missing)) - 1;
@@ -591,6 +643,7 @@ class DeviceWorker : public WarpNumbers, public Place, private BulkRing<mover ==
 
   /// Tests inject delays here.
   __device__ void verb() {
+    if constexpr (!Place::delays) return;
     if (longest_delay_ != 0) delays_ = delay(*team_.settings, index(), delays_);
   }
 

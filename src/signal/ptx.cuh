@@ -45,6 +45,17 @@ __device__ inline std::uint64_t add_acquire_release_gpu(std::uint64_t* address, 
   asm volatile("atom.add.acq_rel.gpu.global.u64 %0, [%1], %2;" : "=l"(old) : "l"(address), "l"(value) : "memory");
   return old;
 }
+__device__ inline std::uint64_t fetch_add_relaxed_gpu(std::uint64_t* address, std::uint64_t value) {
+  std::uint64_t old;
+  asm volatile("atom.add.relaxed.gpu.global.u64 %0, [%1], %2;" : "=l"(old) : "l"(address), "l"(value) : "memory");
+  return old;
+}
+__device__ inline void store_release_gpu(std::uint64_t* address, std::uint64_t value) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+__device__ inline void fence_acquire_release_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+/// A value that all lanes have, in a way that the compiler knows it: loops and products that hang on it stay uniform.
+__device__ inline int uniform(int value) { return static_cast<int>(__reduce_or_sync(0xFFFFFFFFu, static_cast<unsigned>(value))); }
 /// Nobody waits for it.
 __device__ inline void add_relaxed_gpu(std::uint64_t* address, std::uint64_t value) {
   asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");

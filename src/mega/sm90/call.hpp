@@ -20,15 +20,21 @@ struct MegaRank {
   OrderedMatrix weights[mega_sources];
 };
 
+/// The launch before it, by all warps of a CTA: a rank's tokens into its input region, and their announcement.
+struct MegaAnnounceCall : DeviceCall {
+  MegaLayout layout;
+  MegaScratch scratch;  ///< `sent` alone, of the first local rank
+};
+const void* mega_announce_kernel();
+
 struct MegaKernelCall : DeviceCall {
   MegaLayout layout;
-  MegaScratch scratch;              ///< `sent` alone, of the first local rank; counts lie in the CTAs' own memory
   const MegaRank* parts = nullptr;  ///< [local ranks]
   TokenScales scaling = TokenScales::none;
   DeviceClamp clamp;
 };
 
-/// Counts and row blocks of the experts in a CTA's memory: so many values at most, [local experts, ranks + 2].
-inline constexpr int most_mega_counts = 3072;
+/// Counts, rows and row blocks of the experts in a CTA's memory: so many values at most, [local experts, ranks + 3].
+inline constexpr int most_mega_counts = 4096;
 
 }  // namespace heddle::sm90

@@ -8,37 +8,36 @@
 namespace heddle::sm90 {
 
 /// Where GEMM 2 leaves the rows of a task: in the slots of their pairs at home, or of the shared expert.
+template <class Shape>
 class SlotRows {
  public:
-  template <class Shape>
-  __device__ SlotRows(const MegaShared<Shape>& shared, const KernelTask& task)
-      : heap_(shared.begun.heap),
-        layout_(shared.call.layout),
-        shared_(task.is_shared()),
-        first_(static_cast<std::size_t>(task.task.flat)) {}
-
-  __device__ bf16* operator()(int token) const {
-    const std::size_t row = first_ + static_cast<std::size_t>(token);
-    if (shared_) return heap_.mine<bf16>(layout_.shared_slot(static_cast<int>(row)));
-    return slot_of(heap_, layout_, *heap_.mine<const MegaOrigin>(layout_.origin(row)), 0);
-  }
+  __device__ SlotRows(const MegaShared<Shape>& shared, int slot) : rows_(shared.results[slot]) {}
+  __device__ bf16* operator()(int token) const { return rows_[token]; }
   /// As store_results asks.
-  __device__ bf16* of(int, int token, bool real) const { return real ? (*this)(token) : nullptr; }
+  __device__ bf16* of(int, int token, bool real) const { return real ? rows_[token] : nullptr; }
 
  private:
-  const HeapView& heap_;
-  const MegaLayout& layout_;
-  bool shared_;
-  std::size_t first_;
+  bf16* const* rows_;
 };
 
-/// All math threads: the task's results are stored; tells those who wait for them. By then nobody of the CTA stores any more.
+/// Where GEMM 1 leaves activations. Rows' weights lie in the task's slot, by their number in the task.
+template <class Shape>
+__device__ ActivatedStore store_of(const MegaShared<Shape>& shared, const KernelTask& task, int slot) {
+  ActivatedStore store = shared.activated[task.is_shared() ? 1 : 0];
+  store.weights = task.is_shared() ? nullptr : shared.factors[slot];
+  store.map.kind = RowMap::Kind::blocks;
+  store.map.block_rows = 0;
+  return store;
+}
+
+/// All math threads: the task's results are stored; tells those who wait for them. By then nobody of the CTA stores any more. Every
+/// branch here is one that the compiler knows to be a whole warp's: else the loops around keep nothing uniform.
 template <class Shape>
 __device__ __forceinline__ void note_done(MegaShared<Shape>& shared, const DeviceTeam& team, const KernelTask& task) {
   if (task.is_gemm1()) ptx::fence_proxies();  // the unit that copies tensors reads what threads have stored
   meet_math<Shape>();
-  if (threadIdx.x >= warp_threads || shared.has_stopped()) return;
-  MegaWorker w(team, shared.begun, {static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)});
+  if (ptx::uniform(static_cast<int>(threadIdx.x / warp_threads)) != 0 || shared.has_stopped()) return;
+  DeviceWorker<RowMover::plain, MathWarp> w(team, shared.begun, {});
   const MegaLayout& layout = shared.call.layout;
   switch (task.source) {
     case MegaSource::gemm1:
@@ -60,81 +59,86 @@ __device__ __forceinline__ void note_done(MegaShared<Shape>& shared, const Devic
 template <class Shape>
 struct MegaMath {
   MegaShared<Shape>& shared;
+  const MegaKernelCall& call;
   const MathThread& me;
   RowFactors<Shape>& factors;
   MathPosition<Shape>& at;
+  const TaskReader<Shape>& tasks;
 
   template <int tokens>
   __device__ __forceinline__ void run(const KernelTask& task) const {
     OrderedMatrix weights = shared.weights[static_cast<int>(task.source)];
-    weights.plan.kind = Shape::kind;
-    const TokenRows& rows = shared.rows[static_cast<int>(task.source)];
+    weights.plan = plan_of(shared, task);
     factors.fetch(weights, task.task);
     Sums<Shape, tokens> sums;
-    multiply_task<Shape, tokens>(shared.engine, weights.plan, rows.scaling, rows.format, task.task, me, factors, at, sums);
+    multiply_task<Shape, tokens>(shared.engine, weights.plan, call.scaling, call.layout.activated.quantisation.scale, task.task, me,
+                                 factors, at, sums);
     factors.turn();
     scale_sums(factors, sums);
     if (task.is_gemm1()) {
-      const ActivatedStore& store = shared.activated[task.is_shared() ? 1 : 0];
+      const ActivatedStore store = store_of(shared, task, tasks.slot());
       ActivationEpilogue<Shape, tokens>(shared.engine, store, weights.plan, task.task, me).run(sums);
     } else if (!shared.has_stopped()) {
-      store_results<Shape, tokens>(SlotRows(shared, task), 0, weights.plan, task.task, me, sums);
+      store_results<Shape, tokens>(SlotRows<Shape>(shared, tasks.slot()), 0, weights.plan, task.task, me, sums);
     }
   }
 };
 
 /// All tasks of the CTA. By a math warpgroup.
 template <class Shape>
-__device__ __forceinline__ void compute_tasks(MegaShared<Shape>& shared, const DeviceTeam& team) {
+__device__ __forceinline__ void compute_tasks(MegaShared<Shape>& shared, const MegaKernelCall& call) {
   const int thread = static_cast<int>(threadIdx.x);
   const MathThread me{thread / warpgroup_threads * Shape::slabs, thread % warpgroup_threads};
   RowFactors<Shape> factors(shared.engine, me);
   MathPosition<Shape> at;
-  const MegaMath<Shape> math{shared, me, factors, at};
   TaskReader<Shape> tasks(shared);
+  const MegaMath<Shape> math{shared, call, me, factors, at, tasks};
   KernelTask task;
   while (tasks.next(task)) {
     with_tile<Shape>(task.task.rows, math, task);
-    note_done(shared, team, task);
+    note_done(shared, call.team, task);
+    tasks.leave();
   }
 }
 
 template <class Shape, int pieces>
-__device__ __forceinline__ void compute_large(MegaShared<Shape>& shared, const KernelTask& task, LargeRings<Shape>& at, int& turn) {
+__device__ __forceinline__ void compute_large(MegaShared<Shape>& shared, const MegaKernelCall& call, const KernelTask& task, int slot,
+                                              LargeRings<Shape>& at, int& turn) {
   const LargePosition me(pieces == 2);
   OrderedMatrix weights = shared.weights[static_cast<int>(task.source)];
-  weights.plan.kind = Shape::kind;
+  weights.plan = plan_of(shared, task);
   const WeightPlan& plan = weights.plan;
   const LargeRowFactors<Shape> factors(shared.engine, me);
   LargeSums<pieces> sums;
   factors.fetch(weights, task.task);
-  LargeLoop<Shape, pieces> loop(shared.engine, at, plan, me, plan.slabs_of(task.task.tile),
-                                shared.rows[static_cast<int>(task.source)].scaling);
+  LargeLoop<Shape, pieces> loop(shared.engine, at, plan, me, plan.slabs_of(task.task.tile), call.scaling);
   loop.run(plan.steps(), sums);
   factors.multiply(sums);
   if (task.is_gemm1()) {
-    LargeActivation<Shape, pieces> activation(shared.engine, shared.activated[task.is_shared() ? 1 : 0], plan, task.task, me);
+    const ActivatedStore store = store_of(shared, task, slot);
+    LargeActivation<Shape, pieces> activation(shared.engine, store, plan, task.task, me);
     activation.fetch_weights();
     activation.run(sums, turn);
   } else if (!shared.has_stopped()) {
-    LargeStore<Shape, pieces>(shared.engine, SlotRows(shared, task), 0, plan, task.task, me).run(sums);
+    LargeStore<Shape, pieces>(shared.engine, SlotRows<Shape>(shared, slot), 0, plan, task.task, me).run(sums);
   }
 }
 
 /// Tokens first.
 template <class Shape>
-requires Shape::tokens_first __device__ __forceinline__ void compute_tasks(MegaShared<Shape>& shared, const DeviceTeam& team) {
+requires Shape::tokens_first __device__ __forceinline__ void compute_tasks(MegaShared<Shape>& shared, const MegaKernelCall& call) {
   LargeRings<Shape> at;
   int turn = 0;
   TaskReader<Shape> tasks(shared);
   KernelTask task;
   while (tasks.next(task)) {
     if (task.task.rows <= Shape::half_tokens) {
-      compute_large<Shape, 1>(shared, task, at, turn);
+      compute_large<Shape, 1>(shared, call, task, tasks.slot(), at, turn);
     } else {
-      compute_large<Shape, 2>(shared, task, at, turn);
+      compute_large<Shape, 2>(shared, call, task, tasks.slot(), at, turn);
     }
-    note_done(shared, team, task);
+    note_done(shared, call.team, task);
+    tasks.leave();
   }
 }
 

@@ -55,7 +55,7 @@ DeviceMega::DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const Exchan
   const WeightKind kind = weights.front().kind;
   check_arithmetic(options, kind);
   if (device_options.counters) refuse("its kernel counts nothing; leave DeviceExchangeOptions::counters out");
-  const int counts = options.placement.max_local_experts() * (ranks() + 2);
+  const int counts = options.placement.max_local_experts() * (ranks() + 3);
   if (counts > sm90::most_mega_counts) {
     refuse(fmt::format("{} local experts on {} ranks need {} counts in the memory of a CTA, which has {}; take way = low_latency",
                        options.placement.max_local_experts(), ranks(), counts, sm90::most_mega_counts));
@@ -66,6 +66,7 @@ DeviceMega::DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const Exchan
   ScratchPlan plan;
   sent_ = plan_numbering(plan, size(pairs), size(options.placement.experts()), pairs, kind_chunk);
   allocate_scratch(plan);
+  prepare(sm90::mega_announce_kernel());
   int sms = 0;
   check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device()), "number of SMs");
   const int wanted = device_options.sms > 0 ? std::min(device_options.sms, sms) : sms;
@@ -109,7 +110,6 @@ DeviceMega::Variant DeviceMega::make_variant(RowBlocks blocks, WeightKind kind, 
   layout.block_rows = blocks == RowBlocks::large ? most / box * box : most;
   // As far ahead as CTAs want it and the ring allows it; the places of smaller blocks are as many.
   layout.lag = std::clamp(lag_of(ctas_, layout.gemm1_tasks()), 1, std::max(1, layout.ring_blocks - 2));
-  call.scratch.sent = at(sent_);
   call.clamp = clamp;
   if (options_.mega.activation == Activation::fp8)
     call.scaling = options_.quantisation.group == 32 ? sm90::TokenScales::by_32 : sm90::TokenScales::by_128;
@@ -174,21 +174,29 @@ const DeviceMega::Variant& DeviceMega::variant_for(int max_tokens) const {
 void DeviceMega::run(std::span<const DeviceOutput> outputs, DeviceStream stream) {
   take_outputs(outputs, stream);
   const Variant& variant = variant_for(call_.max_tokens);
+  announce_.layout = variant.call.layout;
+  announce_.scratch.sent = at(sent_);
+  launch(sm90::mega_announce_kernel(), &announce_, {true, false}, stream);
   sm90::MegaKernelCall call = variant.call;
   static_cast<DeviceCall&>(call) = call_;
   const cuda::DeviceScope scope(device());
-  // A single rank's CTAs are resident together once other kernels have left their SMs, and say how many are missing until then.
-  // CTAs of several ranks must not begin by halves: each half could wait for the other.
-  cudaLaunchAttribute cooperative;
-  cooperative.id = cudaLaunchAttributeCooperative;
-  cooperative.val.cooperative = 1;
+  // A single rank's CTAs are resident together once other kernels have left their SMs, and may come before the announcement has
+  // ended: they wait for it. CTAs of several ranks must not begin by halves: each half could wait for the other.
+  cudaLaunchAttribute attribute;
+  if (local_ranks() > 1) {
+    attribute.id = cudaLaunchAttributeCooperative;
+    attribute.val.cooperative = 1;
+  } else {
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(ctas_), static_cast<unsigned>(local_ranks()));
   config.blockDim = dim3(static_cast<unsigned>(variant.kernel.threads));
   config.dynamicSmemBytes = variant.kernel.shared_bytes;
   config.stream = stream;
-  config.attrs = &cooperative;
-  config.numAttrs = local_ranks() > 1 ? 1 : 0;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
   void* arguments[] = {&call};
   check(cudaLaunchKernelExC(&config, variant.kernel.function, arguments), "launch of the fused kernel");
 }

@@ -59,6 +59,7 @@ class DeviceMega final : public DeviceExchangeBase {
   const Variant& variant_for(int max_tokens) const;
 
   int ctas_ = 1;  ///< a rank
+  sm90::MegaAnnounceCall announce_;
   bool inside_ = false;
   std::vector<sm90::DeviceWeights> routed_;  ///< a local rank
   std::optional<sm90::DeviceWeights> shared_;

@@ -1,5 +1,5 @@
-// The fused kernel: a CTA a SM, from tokens to outputs (fused-kernel article, section 3). All warps lay the rank's tokens into its
-// input region and announce them; then each has its role until no task is left; then the math warps sum.
+// The fused kernel: a CTA a SM, from announced tokens to outputs (fused-kernel article, section 3). Each warp has its role until no
+// task is left; then the math warps sum.
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
@@ -21,10 +21,10 @@ __device__ MegaCall call_of_rank(MegaShared<Shape>& shared, const MegaKernelCall
   mine.input = send_input(call);
   mine.placement = call.placement;
   mine.local_experts = call.placement.experts_on[rank];
-  mine.scratch.sent = of_this_rank(call.scratch.sent, call);
   mine.scratch.arrived = shared.counts();
   mine.scratch.rows = mine.scratch.arrived + mine.local_experts * call.layout.shape.ranks;
   mine.scratch.ends = mine.scratch.rows + mine.local_experts;
+  mine.scratch.row_ends = mine.scratch.ends + mine.local_experts;
   return mine;
 }
 
@@ -40,7 +40,6 @@ __device__ void lay_down_regions(MegaShared<Shape>& shared, const MegaKernelCall
     store.format = region.format.activation;
     store.quantisation = region.format.quantisation;
     store.clamp = call.clamp;
-    if (which == 0) store.weights = heap.mine<const float>(layout.row_weight(0));
     store.values = heap.mine<std::byte>(region.values(0, 0));
     store.value_stride = region.format.row_bytes();
     store.scales = heap.mine<std::byte>(region.scales(0, 0));
@@ -57,17 +56,20 @@ __device__ void lay_down_regions(MegaShared<Shape>& shared, const MegaKernelCall
   }
 }
 
-/// By one thread, before the roles part.
+/// By one thread, before the roles part. False where the call has ended already.
 template <class Shape>
-__device__ void prepare_roles(MegaShared<Shape>& shared, const MegaKernelCall& call, const BegunCall& begun) {
-  shared.begun = begun;
+__device__ bool prepare_roles(MegaShared<Shape>& shared, const MegaKernelCall& call) {
+  if (!join_call(call.team, shared.begun)) return false;
+  const HeapView& heap = shared.begun.heap;
+  shared.call = call_of_rank(shared, call, heap.rank);
   shared.stopped = 0;
-  lay_down_regions(shared, call, begun.heap);
+  lay_down_regions(shared, call, heap);
   for (int source = 0; source < mega_sources; ++source) shared.weights[source] = call.parts[blockIdx.y].weights[source];
   create_rings(shared.engine, call.scaling == TokenScales::none ? 1 : 2);
   shared.task_ring.create(1, Shape::math_warps + Shape::widening_threads / warp_threads + 2);
   cutlass::arch::ClusterBarrier::init(&shared.counted, 1);
   cutlass::arch::fence_barrier_init();
+  return true;
 }
 
 /// The end of the math warps: the CTA has finished its tasks; the outputs of the rank's own tokens.
@@ -82,9 +84,8 @@ __device__ __forceinline__ void finish_call(MegaShared<Shape>& shared, const Meg
     MegaWorker w(call.team, shared.begun, {cta, ctas});
     mega_finish(w, shared.call.layout);
   }
-  MegaWorker w(call.team, shared.begun, {cta * Shape::math_warps + warp, ctas * Shape::math_warps});
-  const bool summed = mega_sum(w, shared.call, shared_rows(call), call.ranks[blockIdx.y].output.out);
-  if (summed && cta == 0 && threadIdx.x == 0) w.end_call();
+  MegaWorker w(call.team, shared.begun, {warp * ctas + cta, ctas * Shape::math_warps});  // a few tokens are then many CTAs' work
+  mega_sum(w, shared.call, shared_rows(call), call.ranks[blockIdx.y].output.out);
 }
 
 /// The loading warpgroup, a role a warp.
@@ -110,23 +111,15 @@ __global__ void __launch_bounds__(Shape::threads, 1) mega_kernel(const __grid_co
   static_assert(fits_registers<Shape>());
   static_assert(mega_shared_bytes<Shape>() <= most_shared_bytes, "a CTA's shared memory");
   auto& shared = *reinterpret_cast<MegaShared<Shape>*>(memory);
-  static_assert(squad_bytes <= sizeof(Shared<Shape>), "what roles share lies behind the memory of those that announce");
   const int thread = static_cast<int>(threadIdx.x);
   ptx::wait_for_earlier_kernels();
-  {
-    DeviceWorker<RowMover::any> w(call.team, CallPart::dispatch_send, memory, squad_bytes);
-    if (!w.live(w.heap().rank)) return;
-    if (thread == 0) shared.call = call_of_rank(shared, call, w.heap().rank);
-    __syncthreads();
-    if (!check_input(w, call, shared.call.input) || !mega_announce(w, shared.call)) return;
-    __syncthreads();  // the squad's memory is the engine's from here on
-    if (thread == 0) prepare_roles(shared, call, w.begun());
-    __syncthreads();
-  }
+  bool there = true;
+  if (thread == 0) there = prepare_roles(shared, call);
+  if (__syncthreads_and(static_cast<int>(there)) == 0) return;
   constexpr int loading = Shape::math_threads + Shape::widening_threads;
   if (thread < Shape::math_threads) {
     cutlass::arch::warpgroup_reg_alloc<Shape::math_registers>();
-    compute_tasks(shared, call.team);
+    compute_tasks(shared, call);
     finish_call(shared, call);
   } else if (thread >= loading) {
     cutlass::arch::warpgroup_reg_dealloc<Shape::loader_registers>();
@@ -137,9 +130,8 @@ __global__ void __launch_bounds__(Shape::threads, 1) mega_kernel(const __grid_co
     TaskReader<Shape> tasks(shared);
     KernelTask task;
     while (tasks.next(task)) {
-      WeightPlan plan = shared.weights[static_cast<int>(task.source)].plan;
-      plan.kind = Shape::kind;
-      widener.widen(plan, task.task);
+      widener.widen(plan_of(shared, task), task.task);
+      tasks.leave();
     }
   }
 }

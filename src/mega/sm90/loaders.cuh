@@ -50,11 +50,20 @@ class AwaitedRows {
   int ready_ = 0;
 };
 
+/// What the math warps need a row of a task: its weight, or where its results go. Seen by whoever sees the task's first rows.
 template <class Shape>
-__device__ int stages_of(const MegaShared<Shape>& shared, const KernelTask& task) {
-  WeightPlan plan = shared.weights[static_cast<int>(task.source)].plan;
-  plan.kind = Shape::kind;
-  return plan.steps() / Shape::parts;
+__device__ void lay_down_rows(MegaShared<Shape>& shared, const KernelTask& task, int slot) {
+  const HeapView& heap = shared.begun.heap;
+  const MegaLayout& layout = shared.call.layout;
+  for (int i = static_cast<int>(threadIdx.x) % warp_threads; i < task.task.rows; i += warp_threads) {
+    const auto row = static_cast<std::size_t>(task.task.flat + i);
+    if (task.source == MegaSource::gemm1) shared.factors[slot][i] = *heap.mine<const float>(layout.row_weight(row));
+    if (task.source == MegaSource::gemm2)
+      shared.results[slot][i] = slot_of(heap, layout, *heap.mine<const MegaOrigin>(layout.origin(row)), 0);
+    if (task.source == MegaSource::shared_gemm2)
+      shared.results[slot][i] = heap.mine<bf16>(layout.shared_slot(static_cast<int>(row)));
+  }
+  __syncwarp();
 }
 
 /// Token rows, as boxes. By a warp.
@@ -66,12 +75,15 @@ __device__ void load_rows(MegaShared<Shape>& shared, MegaWorker w, const MegaRan
   while (tasks.next(task)) {
     AwaitedRows<Shape> rows(shared, w, task);
     const RowTensor& tensor = part.rows[static_cast<int>(task.source)];
-    const int stages = stages_of(shared, task);
+    const int stages = plan_of(shared, task).steps() / Shape::parts;
+    rows.await(1);
+    lay_down_rows(shared, task, tasks.slot());
     for (int stage = 0; stage < stages; ++stage) {
       rows.await(stage + 1);
       if (w.lane() == 0) boxes.copy(tensor, task.task.flat, task.task.rows, stage);
       __syncwarp();
     }
+    tasks.leave();
   }
 }
 
@@ -83,9 +95,12 @@ __device__ void load_scales(MegaShared<Shape>& shared, MegaWorker w) {
   KernelTask task;
   while (tasks.next(task)) {
     const int source = static_cast<int>(task.source);
-    if (shared.rows[source].scaling == TokenScales::none) continue;
-    AwaitedRows<Shape> rows(shared, w, task);
-    loader.load(shared.rows[source], shared.weights[source].plan.cols, task.task, stages_of(shared, task), rows);
+    if (shared.rows[source].scaling != TokenScales::none) {
+      const WeightPlan plan = plan_of(shared, task);
+      AwaitedRows<Shape> rows(shared, w, task);
+      loader.load(shared.rows[source], plan.cols, task.task, plan.steps() / Shape::parts, rows);
+    }
+    tasks.leave();
   }
 }
 

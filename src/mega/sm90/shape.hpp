@@ -9,17 +9,21 @@
 
 namespace heddle::sm90 {
 
-/// Of the other roles: counts, the call, tasks on their way.
-inline constexpr int mega_bytes = most_mega_counts * static_cast<int>(sizeof(int)) + 6 * 1024;
+/// Tasks that are claimed and not done: the one that is computed, and those whose weights are on their way.
+inline constexpr int task_slots = 4;
+/// Of the other roles: counts, the call, tasks on their way with what they need a row.
+constexpr int mega_bytes(int most_tokens) {
+  return most_mega_counts * static_cast<int>(sizeof(int)) + 4 * 1024 + task_slots * most_tokens * 12;
+}
 
 namespace detail {
 template <class Engine, bool tokens_first = Engine::tokens_first>
 struct MegaShapeOf : Engine {
-  static constexpr int weight_stages = Engine::weight_stages_beside(mega_bytes);
+  static constexpr int weight_stages = Engine::weight_stages_beside(mega_bytes(Engine::most_tokens));
 };
 template <class Engine>
 struct MegaShapeOf<Engine, true> : Engine {
-  static constexpr int weight_stages = Engine::widens ? 4 : 3;
+  static constexpr int weight_stages = 3;
 };
 }  // namespace detail
 

@@ -23,9 +23,6 @@ struct KernelTask {
   __device__ MegaBlock block() const { return {task.expert, task.rows, place, static_cast<std::size_t>(task.flat)}; }
 };
 
-/// Tasks that are claimed and not done: the one that is computed, and those whose weights are on their way.
-inline constexpr int task_slots = 4;
-
 template <class Shape>
 struct MegaShared {
   Shared<Shape> engine;
@@ -38,13 +35,16 @@ struct MegaShared {
   OrderedMatrix weights[mega_sources];
 
   KernelTask tasks[task_slots];
+  bf16* results[task_slots][Shape::most_tokens];  ///< of GEMM 2: where each row's go
+  float factors[task_slots][Shape::most_tokens];  ///< of GEMM 1: each row's weight
   RingBarriers<task_slots> task_ring;
   std::uint64_t counted;  ///< a barrier: rows are counted, or never will be
   int stopped;            ///< a wait gave up; what follows is only to end in order
 
-  __device__ bool has_stopped() const { return *const_cast<const volatile int*>(&stopped) != 0; }
+  /// Asked by a whole warp.
+  __device__ bool has_stopped() const { return ptx::uniform(*const_cast<const volatile int*>(&stopped)) != 0; }
   __device__ void stop() { *const_cast<volatile int*>(&stopped) = 1; }
-  /// Behind this: [local experts, ranks] counts, [local experts] rows, [local experts] ends of row blocks.
+  /// Behind this: [local experts, ranks] counts; [local experts] rows, ends of row blocks, ends of rows.
   __device__ std::int32_t* counts() { return reinterpret_cast<std::int32_t*>(this + 1); }
 };
 

@@ -23,7 +23,7 @@ class TaskWriter {
   RingPosition<task_slots> at_;
 };
 
-/// A warp that reads tasks in their order.
+/// A warp that reads tasks in their order. What it reads is the same in all lanes, and the compiler knows.
 template <class Shape>
 class TaskReader {
  public:
@@ -32,17 +32,35 @@ class TaskReader {
   /// The next one; false where there are no more.
   __device__ bool next(KernelTask& task) {
     shared_.task_ring.wait_full(at_);
-    task = shared_.tasks[at_.stage];
+    const KernelTask& found = shared_.tasks[at_.stage];
+    task.last = ptx::uniform(found.last) != 0;
+    task.source = static_cast<MegaSource>(ptx::uniform(static_cast<int>(found.source)));
+    task.task = {ptx::uniform(found.task.expert), ptx::uniform(found.task.tile), 0, ptx::uniform(found.task.rows),
+                 ptx::uniform(found.task.flat)};
+    task.place = {ptx::uniform(found.place.block), ptx::uniform(found.place.generation)};
+    slot_ = at_.stage;
+    return !task.last;
+  }
+  /// Where the task lies that was read last: until it is left.
+  __device__ int slot() const { return slot_; }
+  __device__ void leave() {
     __syncwarp();
     if (threadIdx.x % warp_threads == 0) shared_.task_ring.leave(at_);
     at_.advance();
-    return !task.last;
   }
 
  private:
   MegaShared<Shape>& shared_;
   RingPosition<task_slots> at_;
+  int slot_ = 0;
 };
+
+/// The plan of a task's weights, likewise.
+template <class Shape>
+__device__ WeightPlan plan_of(const MegaShared<Shape>& shared, const KernelTask& task) {
+  const WeightPlan& found = shared.weights[static_cast<int>(task.source)].plan;
+  return {Shape::kind, task.is_gemm1(), ptx::uniform(found.step_exponents) != 0, ptx::uniform(found.rows), ptx::uniform(found.cols)};
+}
 
 /// Works out a task of the rank's line.
 __device__ inline KernelTask routed_task(const MegaCall& call, const MegaTask& found) {
@@ -93,10 +111,11 @@ __device__ void claim_tasks(MegaShared<Shape>& shared, MegaWorker w) {
   if (!shared.has_stopped()) {
     for_shared_tasks(call, MegaSource::shared_gemm2, take);
     const MegaSchedule schedule = call.layout.schedule(call.blocks().count());
-    while (!shared.has_stopped()) {
-      const int place = mega_claim(w, call.layout);
-      if (place >= schedule.tasks()) break;
+    int place = w.index();  // the first tasks are dealt, those behind them claimed
+    while (place < schedule.tasks() && !shared.has_stopped()) {
+      const Word asked = mega_ask_next(w, call.layout);
       take(routed_task(call, schedule.task(place)));
+      place = w.count() + static_cast<int>(w.answer(asked));
     }
   }
   KernelTask none;

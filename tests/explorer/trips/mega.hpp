@@ -179,8 +179,9 @@ class MegaCalls : public Scenario {
           before(totals.size()),
           arrived(static_cast<std::size_t>((layout.shape.max_local_experts + 1) * layout.shape.ranks)),
           rows(static_cast<std::size_t>(layout.shape.max_local_experts + 1)),
-          ends(rows.size()) {}
-    std::vector<std::int32_t> numbers, totals, before, arrived, rows, ends;
+          ends(rows.size()),
+          row_ends(rows.size()) {}
+    std::vector<std::int32_t> numbers, totals, before, arrived, rows, ends, row_ends;
   };
 
   MegaCall call_of(int number, int rank) {
@@ -189,7 +190,8 @@ class MegaCalls : public Scenario {
             batches_.input(number, rank),
             batches_.placement(),
             batches_.local_experts(rank),
-            {{own.numbers.data(), own.totals.data(), own.before.data()}, own.arrived.data(), own.rows.data(), own.ends.data()}};
+            {{own.numbers.data(), own.totals.data(), own.before.data()}, own.arrived.data(), own.rows.data(), own.ends.data(),
+             own.row_ends.data()}};
   }
   bool run_tasks(W& w, const MegaCall& call, bf16* out) {
     MegaProducts products(call.layout, call.input.hidden, batches_.first_expert(w.heap().rank));
