@@ -378,14 +378,16 @@ HEDDLE_PROTOCOL int mega_await_shared_steps(W& w, const MegaLayout& layout, int 
 
 // ---- combine --------------------------------------------------------------------------------------------------------------
 
-/// A worker that has found no more tasks has finished its own. The last one of the rank tells everybody that results are there.
+/// A worker that has found no more tasks has finished its own. The last one of the rank tells everybody that results are there, and
+/// is told so.
 template <CountingWorker W>
-HEDDLE_PROTOCOL void mega_finish(W& w, const MegaLayout& layout) {
+HEDDLE_PROTOCOL bool mega_finish(W& w, const MegaLayout& layout) {
   w.complete_all();
   const std::uint32_t before = w.add(w.heap().template mine<Word>(layout.finished_word()), 1);
-  if (static_cast<int>(before) + 1 < w.count()) return;
+  if (static_cast<int>(before) + 1 < w.count()) return false;
   tell_at_once(
       w, [&](int peer) { return layout.ready_word(peer); }, [](int) { return 1; }, w.index());
+  return true;
 }
 
 /// Waits until the ranks rank_of(i), i < n (-1: none), have pushed all their results; for the own rank as long as for fellow

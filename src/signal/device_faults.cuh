@@ -76,8 +76,20 @@ struct FellowWait {
       if (progress != moved) since = 0;
       moved = progress;
     }
-    since = go_on_waiting(team, rank, since, name, expected, seen);
+    since = go_on_waiting(team, rank, since, missing(team, rank, name, expected, seen), expected, seen);
     return since != 0;
+  }
+
+ private:
+  /// Whose absence a wait is for: a fellow's word, or the CTAs of this rank that have not begun.
+  __device__ static WordName missing(const DeviceTeam& team, int rank, const WordName& name, std::uint64_t& expected,
+                                     std::uint64_t& seen) {
+    if (!is_of_fellows(name, rank) || name.kind == WordKind::team) return name;
+    const Word begun = ptx::load_relaxed_system(&team.counters[rank - team.heap.rank].begun);
+    if (begun >= gridDim.x) return name;
+    expected = gridDim.x;
+    seen = begun;
+    return {WordKind::team, rank, -1};
   }
 };
 

@@ -74,7 +74,12 @@ __device__ inline bool join_call(const DeviceTeam& team, BegunCall& begun) {
   if (!begun.all_live && team.settings->live[begun.heap.rank] == 0) return false;
   if (blockIdx.x == 0) ptx::store_relaxed_system(&header->epoch, begun.epoch);
   if (abort != 0) hear_of_fault(team, begun.heap.rank);
+  ptx::add_relaxed_gpu(&team.counters[blockIdx.y].begun, 1);
   return abort == 0;
+}
+/// The last one of the rank's CTAs has done its part: the next launch begins to count anew. By one thread.
+__device__ inline void end_joined(const DeviceTeam& team) {
+  ptx::add_relaxed_gpu(&team.counters[blockIdx.y].begun, Word{0} - gridDim.x);
 }
 
 /// Where rows travel as bf16 and nothing else, kernels hold no conversions and step over none.

@@ -176,12 +176,12 @@ void DeviceMega::run(std::span<const DeviceOutput> outputs, DeviceStream stream)
   const Variant& variant = variant_for(call_.max_tokens);
   announce_.layout = variant.call.layout;
   announce_.scratch.sent = at(sent_);
-  launch(sm90::mega_announce_kernel(), &announce_, {true, false}, stream);
+  launch(sm90::mega_announce_kernel(), &announce_, {true, false, true}, stream);
   sm90::MegaKernelCall call = variant.call;
   static_cast<DeviceCall&>(call) = call_;
   const cuda::DeviceScope scope(device());
-  // A single rank's CTAs are resident together once other kernels have left their SMs, and may come before the announcement has
-  // ended: they wait for it. CTAs of several ranks must not begin by halves: each half could wait for the other.
+  // A single rank's CTAs are resident together once other kernels have left their SMs; until then those that are there say how many
+  // are missing. They may come before the announcement has ended, and wait for it. CTAs of several ranks must not begin by halves: each half could wait for the other.
   cudaLaunchAttribute attribute;
   if (local_ranks() > 1) {
     attribute.id = cudaLaunchAttributeCooperative;

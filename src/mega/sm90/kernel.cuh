@@ -82,7 +82,7 @@ __device__ __forceinline__ void finish_call(MegaShared<Shape>& shared, const Meg
   if (shared.has_stopped()) return;
   if (warp == 0) {
     MegaWorker w(call.team, shared.begun, {cta, ctas});
-    mega_finish(w, shared.call.layout);
+    if (mega_finish(w, shared.call.layout) && threadIdx.x == 0) end_joined(call.team);
   }
   MegaWorker w(call.team, shared.begun, {warp * ctas + cta, ctas * Shape::math_warps});  // a few tokens are then many CTAs' work
   mega_sum(w, shared.call, shared_rows(call), call.ranks[blockIdx.y].output.out);
