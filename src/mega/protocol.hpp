@@ -189,11 +189,11 @@ HEDDLE_PROTOCOL bool mega_await_input(W& w, const MegaLayout& layout) {
 
 /// A row on its way into the ring.
 struct MegaArrival {
-  int expert = 0;
-  int row = 0;  ///< of the expert
-  int in_block = 0;
+  std::int32_t expert = 0;
+  std::int32_t row = 0;  ///< of the expert
   RingPlace place;
-  std::size_t ring_row = 0;
+  std::int32_t ring_row = 0;
+  std::uint32_t counts = 0;  ///< of its block's rows, for how many it stands
 };
 /// Row `number` of all that come to this rank.
 HEDDLE_HOST_DEVICE inline MegaArrival arrival_of(const MegaCall& call, int number) {
@@ -201,9 +201,13 @@ HEDDLE_HOST_DEVICE inline MegaArrival arrival_of(const MegaCall& call, int numbe
   arrival.expert = find_expert(call.scratch.row_ends, call.local_experts, number);
   arrival.row = number - (arrival.expert == 0 ? 0 : call.scratch.row_ends[arrival.expert - 1]);
   const int block_rows = call.layout.block_rows;
-  arrival.in_block = arrival.row % block_rows;
-  arrival.place = ring_place(call.blocks().begin(arrival.expert) + arrival.row / block_rows, call.layout.ring_blocks);
-  arrival.ring_row = static_cast<std::size_t>(arrival.place.block * block_rows + arrival.in_block);
+  const int block = arrival.row / block_rows;
+  const int in_block = arrival.row - block * block_rows;
+  arrival.place = ring_place(call.blocks().begin(arrival.expert) + block, call.layout.ring_blocks);
+  arrival.ring_row = arrival.place.block * block_rows + in_block;
+  // A full counter always means that nothing more comes: the expert's last row stands for those that its block does not have.
+  const bool last = arrival.row + 1 == call.scratch.rows[arrival.expert];
+  arrival.counts = static_cast<std::uint32_t>(last ? block_rows - in_block : 1);
   return arrival;
 }
 
@@ -231,48 +235,40 @@ HEDDLE_PROTOCOL bool mega_await_place(W& w, const MegaLayout& layout, const Ring
                        own_word(w, WordKind::mega_freed, place.block), least);
 }
 
-/// Tells that rows have arrived: those with numbers first + i * w.count(), begin <= i < end.
-template <CountingWorker W>
-HEDDLE_PROTOCOL void mega_note_rows(W& w, const MegaCall& call, int first, int begin, int end) {
-  const MegaLayout& layout = call.layout;
-  const HeapView heap = w.heap();
-  if (begin == end) return;
-  w.complete_all();
-  const auto arrival = [&](int i) { return arrival_of(call, first + (begin + i) * w.count()); };
-  add_each(
-      w, end - begin, [&](int i) { return heap.template mine<Word>(layout.filled_word(arrival(i).place.block)); },
-      [&](int i) {
-        // A full counter always means that nothing more comes: the expert's last row stands for those that its block does not have.
-        const MegaArrival now = arrival(i);
-        const bool last = now.row + 1 == call.scratch.rows[now.expert];
-        return static_cast<std::uint32_t>(last ? layout.block_rows - now.in_block : 1);
-      });
-}
-
-/// Fetches the `n` rows with numbers first + i * w.count(). Where they come from is looked up together, and they are told of
+/// Fetches the `n` rows with numbers first + i * w.count(). What is to be known of them is looked up together, and they are told of
 /// together, but none is kept back while another one's place is waited for: that may hang on it.
 template <CountingWorker W>
 HEDDLE_PROTOCOL bool mega_pull_rows(W& w, const MegaCall& call, int first, int n) {
-  constexpr int told_together = 4;
+  constexpr int told_together = 8;
   const MegaLayout& layout = call.layout;
   const HeapView heap = w.heap();
   const auto arrival = [&](int i) { return arrival_of(call, first + i * w.count()); };
+  const auto arrivals = side_by_side(w, n, arrival);
   const auto pulled = side_by_side(w, n, [&](int i) { return find_pulled(w, call, arrival(i)); });
+  const auto tell = [&](int begin, int end) {
+    if (begin == end) return;
+    w.complete_all();
+    add_each(
+        w, begin, end, [&](int i) { return heap.template mine<Word>(layout.filled_word(arrival(i).place.block)); },
+        [&](int i) { return arrival(i).counts; });
+  };
   int told = 0;
   for (int i = 0; i < n; ++i) {
-    const MegaArrival to = arrival(i);
+    const MegaArrival to = arrivals(i);
+    const auto ring_row = static_cast<std::size_t>(to.ring_row);
     if (to.place.generation > 0) {
-      mega_note_rows(w, call, first, told, i);
+      tell(told, i);
       told = i;
     }
     if (!mega_await_place(w, layout, to.place)) return false;
     const MegaPulled from = pulled(i);
-    const auto row = [&](int) { return heap.template mine<std::byte>(layout.arrived(to.ring_row)); };
-    copy_row(w, 1, row, heap.template at<std::byte>(from.origin.rank, layout.row(from.origin.pair / layout.shape.topk)), layout.wire);
-    w.write(heap.template mine<float>(layout.row_weight(to.ring_row)), from.weight);
-    w.write(heap.template mine<MegaOrigin>(layout.origin(to.ring_row)), from.origin);
+    const auto place = [&](int) { return heap.template mine<std::byte>(layout.arrived(ring_row)); };
+    copy_row(w, 1, place, heap.template at<std::byte>(from.origin.rank, layout.row(from.origin.pair / layout.shape.topk)),
+             layout.wire);
+    w.write(heap.template mine<float>(layout.row_weight(ring_row)), from.weight);
+    w.write(heap.template mine<MegaOrigin>(layout.origin(ring_row)), from.origin);
     if (i + 1 - told < told_together && i + 1 < n) continue;
-    mega_note_rows(w, call, first, told, i + 1);
+    tell(told, i + 1);
     told = i + 1;
   }
   return true;
@@ -357,7 +353,7 @@ HEDDLE_PROTOCOL void mega_note_pushed(W& w, const MegaLayout& layout, const Mega
   w.complete_all();
   const HeapView heap = w.heap();
   add_each(
-      w, 1, [&](int) { return heap.template mine<Word>(layout.freed_word(block.place.block)); }, [](int) { return 1u; });
+      w, 0, 1, [&](int) { return heap.template mine<Word>(layout.freed_word(block.place.block)); }, [](int) { return 1u; });
 }
 
 /// The same two for the shared expert, whose activations have places of their own.
@@ -420,15 +416,15 @@ HEDDLE_PROTOCOL bool mega_sum(W& w, const MegaCall& call, SharedRows shared, bf1
   const MegaLayout& layout = call.layout;
   const SendInput& input = call.input;
   const HeapView heap = w.heap();
-  const auto own = [&](int) { return heap.rank; };  // whose results are the shared expert's
-  if (!mega_await_results(w, layout, 1, own)) return false;
   const int bits = w.part_bits(input.tokens, layout.returned.hidden);
   for (int item = w.index(); item < input.tokens << bits; item += w.count()) {
     const int token = row_of(item, bits);
     const auto rank_of = [&](int choice) { return live_choice(w, input, call.placement, token, choice).rank; };
-    if (!mega_await_results(w, layout, input.topk, rank_of)) return false;
+    const auto ranks = side_by_side(w, input.topk, rank_of);  // looked up before anything is waited for
+    const auto own_or_of = [&](int i) { return i == 0 ? heap.rank : rank_of(i - 1); };  // the own rank's are the shared expert's
+    if (!mega_await_results(w, layout, input.topk + 1, own_or_of)) return false;
     const auto term = [&](int choice) {
-      if (rank_of(choice) < 0) return SumTerm{};
+      if (ranks(choice) < 0) return SumTerm{};
       return SumTerm{heap.template mine<std::byte>(layout.slot(token * input.topk + choice)), 1.0f};
     };
     LastTerm last = shared.of(static_cast<std::size_t>(token), static_cast<std::size_t>(layout.returned.hidden));

@@ -182,13 +182,14 @@ HEDDLE_PROTOCOL void publish_own(W& w, Word* word, std::uint32_t value) {
   }
 }
 
-/// Adds number(i) to the counter word(i) for i < n <= 32, as w.add does, where nobody wants to know what it was.
+/// Adds number(i) to the counter word(i) for begin <= i < end <= 32, as w.add does, where nobody wants to know what it was. A warp
+/// asks lane i for them.
 template <CountingWorker W, class WordOf, class Number>
-HEDDLE_PROTOCOL void add_each(W& w, int n, WordOf word, Number number) {
+HEDDLE_PROTOCOL void add_each(W& w, int begin, int end, WordOf word, Number number) {
   if constexpr (W::is_warp) {
-    w.add_each(n, word, number);
+    w.add_each(begin, end, word, number);
   } else {
-    for (int i = 0; i < n; ++i) w.add(word(i), number(i));
+    for (int i = begin; i < end; ++i) w.add(word(i), number(i));
   }
 }
 

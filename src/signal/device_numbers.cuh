@@ -18,7 +18,7 @@ struct LaneValues {
   /// The value of a lane.
   __device__ T from(int i) const {
     T value;
-    static_assert(sizeof(T) % sizeof(std::uint32_t) == 0 && sizeof(T) <= 16);
+    static_assert(sizeof(T) % sizeof(std::uint32_t) == 0 && sizeof(T) <= 32);
     std::uint32_t words[sizeof(T) / sizeof(std::uint32_t)];
     memcpy(words, &mine, sizeof(T));
 #pragma unroll

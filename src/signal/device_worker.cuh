@@ -538,12 +538,12 @@ class DeviceWorker : public WarpNumbers, public Place, private BulkRing<mover ==
     return lane() == 0 ? ptx::fetch_add_relaxed_gpu(word, 1) : 0;
   }
   __device__ std::uint32_t answer(Word asked) const { return word_value(__shfl_sync(all_lanes, asked, 0)); }
-  /// A lane adds to a counter, all of them behind one fence; nobody waits for what they were.
+  /// A lane each, all behind one fence; nobody waits for what the counters were.
   template <class WordOf, class Number>
-  __device__ void add_each(int n, WordOf word, Number number) {
+  __device__ void add_each(int begin, int end, WordOf word, Number number) {
     verb();
     __syncwarp();
-    if (lane() < n) {
+    if (lane() >= begin && lane() < end) {
       ptx::fence_acquire_release_gpu();
       ptx::add_relaxed_gpu(word(lane()), number(lane()));
     }

@@ -35,6 +35,6 @@ struct MegaKernelCall : DeviceCall {
 };
 
 /// Counts, rows and row blocks of the experts in a CTA's memory: so many values at most, [local experts, ranks + 3].
-inline constexpr int most_mega_counts = 4096;
+inline constexpr int most_mega_counts = 2560;
 
 }  // namespace heddle::sm90

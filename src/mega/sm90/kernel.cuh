@@ -18,7 +18,8 @@ template <class Shape>
 __device__ MegaCall call_of_rank(MegaShared<Shape>& shared, const MegaKernelCall& call, int rank) {
   MegaCall mine;
   mine.layout = call.layout;
-  mine.input = send_input(call);
+  const DeviceInput& input = call.ranks[blockIdx.y].input;
+  mine.input = {0, call.topk, input.hidden, input.ids, input.weights};
   mine.placement = call.placement;
   mine.local_experts = call.placement.experts_on[rank];
   mine.scratch.arrived = shared.counts();
@@ -56,12 +57,11 @@ __device__ void lay_down_regions(MegaShared<Shape>& shared, const MegaKernelCall
   }
 }
 
-/// By one thread, before the roles part. False where the call has ended already.
+/// What does not hang on the launches before. By one thread.
 template <class Shape>
-__device__ bool prepare_roles(MegaShared<Shape>& shared, const MegaKernelCall& call) {
-  if (!join_call(call.team, shared.begun)) return false;
-  const HeapView& heap = shared.begun.heap;
-  shared.call = call_of_rank(shared, call, heap.rank);
+__device__ void prepare_roles(MegaShared<Shape>& shared, const MegaKernelCall& call) {
+  HeapView heap = call.team.heap;
+  heap.rank += static_cast<int>(blockIdx.y);
   shared.stopped = 0;
   lay_down_regions(shared, call, heap);
   for (int source = 0; source < mega_sources; ++source) shared.weights[source] = call.parts[blockIdx.y].weights[source];
@@ -69,7 +69,14 @@ __device__ bool prepare_roles(MegaShared<Shape>& shared, const MegaKernelCall& c
   shared.task_ring.create(1, Shape::math_warps + Shape::widening_threads / warp_threads + 2);
   cutlass::arch::ClusterBarrier::init(&shared.counted, 1);
   cutlass::arch::fence_barrier_init();
-  return true;
+  shared.call = call_of_rank(shared, call, heap.rank);
+}
+
+/// By the same thread. False where the call has ended already.
+template <class Shape>
+__device__ bool begin_call(MegaShared<Shape>& shared, const MegaKernelCall& call) {
+  shared.call.input.tokens = *static_cast<const volatile int*>(call.ranks[blockIdx.y].input.tokens);
+  return join_call(call.team, shared.begun);
 }
 
 /// The end of the math warps: the CTA has finished its tasks; the outputs of the rank's own tokens.
@@ -91,7 +98,8 @@ __device__ __forceinline__ void finish_call(MegaShared<Shape>& shared, const Meg
 /// The loading warpgroup, a role a warp.
 template <class Shape>
 __device__ __forceinline__ void run_loading_warp(MegaShared<Shape>& shared, const MegaKernelCall& call, int warp) {
-  MegaWorker w(call.team, shared.begun, {static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)});
+  const RoleWarp place{static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)};
+  const MegaWorker w(call.team, shared.begun, place);
   switch (warp) {
     case 0:
       return claim_tasks(shared, w);
@@ -100,7 +108,7 @@ __device__ __forceinline__ void run_loading_warp(MegaShared<Shape>& shared, cons
     case 2:
       return load_rows(shared, w, call.parts[blockIdx.y]);
     default:
-      return dispatch_rows(shared, w);
+      return dispatch_rows(shared, call.team, place);
   }
 }
 
@@ -112,9 +120,10 @@ __global__ void __launch_bounds__(Shape::threads, 1) mega_kernel(const __grid_co
   static_assert(mega_shared_bytes<Shape>() <= most_shared_bytes, "a CTA's shared memory");
   auto& shared = *reinterpret_cast<MegaShared<Shape>*>(memory);
   const int thread = static_cast<int>(threadIdx.x);
+  if (thread == 0) prepare_roles(shared, call);
   ptx::wait_for_earlier_kernels();
   bool there = true;
-  if (thread == 0) there = prepare_roles(shared, call);
+  if (thread == 0) there = begin_call(shared, call);
   if (__syncthreads_and(static_cast<int>(there)) == 0) return;
   constexpr int loading = Shape::math_threads + Shape::widening_threads;
   if (thread < Shape::math_threads) {

@@ -11,9 +11,13 @@ namespace heddle::sm90 {
 
 /// Tasks that are claimed and not done: the one that is computed, and those whose weights are on their way.
 inline constexpr int task_slots = 4;
-/// Of the other roles: counts, the call, tasks on their way with what they need a row.
+/// Rows that are fetched, or parts of them, on their way through the CTA.
+inline constexpr int pull_slots = 4;
+inline constexpr std::uint32_t pull_slot_bytes = 4224;
+/// Of the other roles: counts, the call, tasks on their way with what they need a row, fetched rows.
 constexpr int mega_bytes(int most_tokens) {
-  return most_mega_counts * static_cast<int>(sizeof(int)) + 4 * 1024 + task_slots * most_tokens * 12;
+  return most_mega_counts * static_cast<int>(sizeof(int)) + 4 * 1024 + task_slots * most_tokens * 12 +
+         pull_slots * static_cast<int>(pull_slot_bytes + 32);
 }
 
 namespace detail {

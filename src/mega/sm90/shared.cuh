@@ -23,9 +23,18 @@ struct KernelTask {
   __device__ MegaBlock block() const { return {task.expert, task.rows, place, static_cast<std::size_t>(task.flat)}; }
 };
 
+/// Of the dispatch warp, see pull.cuh.
+struct PullMemory {
+  alignas(128) std::byte slots[pull_slots][pull_slot_bytes];
+  std::uint64_t loaded[pull_slots];  ///< barriers
+  std::byte* to[pull_slots];
+  std::uint32_t bytes[pull_slots];
+};
+
 template <class Shape>
 struct MegaShared {
   Shared<Shape> engine;
+  PullMemory pulled;
 
   // Laid down before the roles part.
   alignas(16) MegaCall call;
