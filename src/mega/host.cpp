@@ -29,7 +29,8 @@ HostMega::HostMega(Workspace& workspace, const ExchangeOptions& options, const E
 }
 
 MegaCall HostMega::call() const {
-  return {layout_, input_, placement_, local_experts(), {sent_.view(), arrived_.data(), rows_.data(), ends_.data(), row_ends_.data()}};
+  return {
+      layout_, input_, placement_, local_experts(), {sent_.view(), arrived_.data(), rows_.data(), ends_.data(), row_ends_.data()}};
 }
 
 /// One thread of the second role.

@@ -420,7 +420,7 @@ HEDDLE_PROTOCOL bool mega_sum(W& w, const MegaCall& call, SharedRows shared, bf1
   for (int item = w.index(); item < input.tokens << bits; item += w.count()) {
     const int token = row_of(item, bits);
     const auto rank_of = [&](int choice) { return live_choice(w, input, call.placement, token, choice).rank; };
-    const auto ranks = side_by_side(w, input.topk, rank_of);  // looked up before anything is waited for
+    const auto ranks = side_by_side(w, input.topk, rank_of);                            // looked up before anything is waited for
     const auto own_or_of = [&](int i) { return i == 0 ? heap.rank : rank_of(i - 1); };  // the own rank's are the shared expert's
     if (!mega_await_results(w, layout, input.topk + 1, own_or_of)) return false;
     const auto term = [&](int choice) {

@@ -47,7 +47,8 @@ struct RoleWarp {
   __device__ int count() const { return of; }
 };
 
-/// One that tells others while its products run: without delays, since a call of a function would cost all of its uniform registers.
+/// One that tells others while its products run: without delays, since a call of a function would cost all of its uniform
+/// registers.
 struct MathWarp : RoleWarp {
   static constexpr bool delays = false;
 };

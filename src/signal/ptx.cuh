@@ -127,6 +127,14 @@ __device__ inline void load_bulk(std::uint32_t to, const void* from, std::uint32
                "r"(bytes), "r"(barrier)
                : "memory");
 }
+/// The same of what is read once: it makes room in the L2 before anything else does, code and other data stay.
+__device__ inline void load_bulk_once(void* to, const void* from, std::uint32_t bytes, std::uint64_t* barrier) {
+  constexpr std::uint64_t evict_first = 0x12F0000000000000;
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(evict_first)
+               : "memory");
+}
 /// Shared memory to memory of any GPU; belongs to this thread's next group.
 __device__ inline void store_bulk(void* to, std::uint32_t from, std::uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");

@@ -10,6 +10,7 @@
 #include "experts/sm90/shared.cuh"
 #include "experts/sm90/tasks.hpp"
 #include "formats/codes.hpp"
+#include "signal/ptx.cuh"
 
 namespace heddle::sm90 {
 
@@ -34,7 +35,8 @@ class WeightStream {
     for (int stage = 0; stage < stages; ++stage) {
       shared_.weight_ring.wait_empty(at_);
       shared_.weight_ring.expect(at_, bytes);
-      cute::SM90_BULK_COPY_G2S::copy(from, &shared_.weight_ring.full[at_.stage], shared_.weights[at_.stage], bytes);
+      ptx::load_bulk_once(shared_.weights[at_.stage], from, static_cast<std::uint32_t>(bytes),
+                          &shared_.weight_ring.full[at_.stage]);
       from += bytes;
       at_.advance();
     }

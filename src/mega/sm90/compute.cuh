@@ -102,8 +102,8 @@ __device__ __forceinline__ void compute_tasks(MegaShared<Shape>& shared, const M
 }
 
 template <class Shape, int pieces>
-__device__ __forceinline__ void compute_large(MegaShared<Shape>& shared, const MegaKernelCall& call, const KernelTask& task, int slot,
-                                              LargeRings<Shape>& at, int& turn) {
+__device__ __forceinline__ void compute_large(MegaShared<Shape>& shared, const MegaKernelCall& call, const KernelTask& task,
+                                              int slot, LargeRings<Shape>& at, int& turn) {
   const LargePosition me(pieces == 2);
   OrderedMatrix weights = shared.weights[static_cast<int>(task.source)];
   weights.plan = plan_of(shared, task);

@@ -35,10 +35,7 @@ void check_arithmetic(const ExchangeOptions& options, WeightKind kind) {
   if (!fp8 && activation != Activation::bf16)
     refuse("bf16 weights take bf16 activations in the fused kernel; for fp8 ones take way = low_latency");
   if (options.wire != (fp8 ? Wire::fp8 : Wire::bf16)) {
-    refuse(
-        fmt::format("rows enter the product as they arrive, so wire = {} is wanted here (the bits are those of any wire that "
-                    "rounds no earlier)",
-                    fp8 ? "fp8" : "bf16"));
+    refuse(fmt::format("rows enter the product as they arrive; take wire = {}", fp8 ? "fp8" : "bf16"));
   }
 }
 
@@ -181,7 +178,8 @@ void DeviceMega::run(std::span<const DeviceOutput> outputs, DeviceStream stream)
   static_cast<DeviceCall&>(call) = call_;
   const cuda::DeviceScope scope(device());
   // A single rank's CTAs are resident together once other kernels have left their SMs; until then those that are there say how many
-  // are missing. They may come before the announcement has ended, and wait for it. CTAs of several ranks must not begin by halves: each half could wait for the other.
+  // are missing. They may come before the announcement has ended, and wait for it. CTAs of several ranks must not begin by halves:
+  // each half could wait for the other.
   cudaLaunchAttribute attribute;
   if (local_ranks() > 1) {
     attribute.id = cudaLaunchAttributeCooperative;

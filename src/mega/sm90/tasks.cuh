@@ -59,7 +59,8 @@ class TaskReader {
 template <class Shape>
 __device__ WeightPlan plan_of(const MegaShared<Shape>& shared, const KernelTask& task) {
   const WeightPlan& found = shared.weights[static_cast<int>(task.source)].plan;
-  return {Shape::kind, task.is_gemm1(), ptx::uniform(found.step_exponents) != 0, ptx::uniform(found.rows), ptx::uniform(found.cols)};
+  return {Shape::kind, task.is_gemm1(), ptx::uniform(found.step_exponents) != 0, ptx::uniform(found.rows),
+          ptx::uniform(found.cols)};
 }
 
 /// Works out a task of the rank's line.

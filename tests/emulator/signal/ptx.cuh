@@ -1,6 +1,10 @@
 // In the place of src/signal/ptx.cuh: what the tile engine uses of it.
 #pragma once
 
+#include <cstring>
+#include <stdexcept>
+
+#include "cutlass/arch/barrier.h"
 #include "emulator/device.hpp"
 #include "formats/codes.hpp"
 #include "heddle/formats.hpp"
@@ -12,6 +16,18 @@ inline std::uint32_t to_bf16_pair(float low, float high) {
 }
 inline std::uint32_t to_e4m3_pair(float low, float high) {
   return static_cast<std::uint32_t>(to_e4m3(low)) | static_cast<std::uint32_t>(to_e4m3(high)) << 8;
+}
+
+/// Arrives at some later moment.
+inline void load_bulk_once(void* to, const void* from, std::uint32_t bytes, std::uint64_t* barrier) {
+  const bool aligned = reinterpret_cast<std::uintptr_t>(from) % 16 == 0 && reinterpret_cast<std::uintptr_t>(to) % 16 == 0;
+  if (bytes % 16 != 0 || !aligned) throw std::logic_error("a bulk copy that is not aligned to 16 bytes");
+  emulator::later([=] {
+    std::memcpy(to, from, bytes);
+    auto& arrived = emulator::Barrier::at(barrier);
+    arrived.bytes -= static_cast<int>(bytes);
+    arrived.settle();
+  });
 }
 
 inline float lesser(float a, float b) { return a != a ? a : b != b ? b : a < b ? a : b; }

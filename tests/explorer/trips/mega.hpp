@@ -190,7 +190,10 @@ class MegaCalls : public Scenario {
             batches_.input(number, rank),
             batches_.placement(),
             batches_.local_experts(rank),
-            {{own.numbers.data(), own.totals.data(), own.before.data()}, own.arrived.data(), own.rows.data(), own.ends.data(),
+            {{own.numbers.data(), own.totals.data(), own.before.data()},
+             own.arrived.data(),
+             own.rows.data(),
+             own.ends.data(),
              own.row_ends.data()}};
   }
   bool run_tasks(W& w, const MegaCall& call, bf16* out) {
