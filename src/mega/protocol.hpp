@@ -187,43 +187,47 @@ HEDDLE_PROTOCOL bool mega_await_input(W& w, const MegaLayout& layout) {
       });
 }
 
-/// A row on its way into the ring.
+/// A row on its way: its place in the ring, and of its block's rows for how many it stands.
 struct MegaArrival {
-  std::int32_t expert = 0;
-  std::int32_t row = 0;  ///< of the expert
   RingPlace place;
   std::int32_t ring_row = 0;
-  std::uint32_t counts = 0;  ///< of its block's rows, for how many it stands
+  std::uint32_t counts = 0;
 };
-/// Row `number` of all that come to this rank.
-HEDDLE_HOST_DEVICE inline MegaArrival arrival_of(const MegaCall& call, int number) {
-  MegaArrival arrival;
-  arrival.expert = find_expert(call.scratch.row_ends, call.local_experts, number);
-  arrival.row = number - (arrival.expert == 0 ? 0 : call.scratch.row_ends[arrival.expert - 1]);
-  const int block_rows = call.layout.block_rows;
-  const int block = arrival.row / block_rows;
-  const int in_block = arrival.row - block * block_rows;
-  arrival.place = ring_place(call.blocks().begin(arrival.expert) + block, call.layout.ring_blocks);
-  arrival.ring_row = arrival.place.block * block_rows + in_block;
-  // A full counter always means that nothing more comes: the expert's last row stands for those that its block does not have.
-  const bool last = arrival.row + 1 == call.scratch.rows[arrival.expert];
-  arrival.counts = static_cast<std::uint32_t>(last ? block_rows - in_block : 1);
-  return arrival;
-}
-
-/// Where a row comes from, and its weight.
+/// And where it comes from, with its weight.
 struct MegaPulled {
+  MegaArrival to;
   MegaOrigin origin;
   float weight = 0;
 };
+
+/// Which expert row `number` of all that come to this rank is for, and its number there.
+struct MegaExpertRow {
+  int expert = 0;
+  int row = 0;
+};
+HEDDLE_HOST_DEVICE inline MegaExpertRow expert_row(const MegaCall& call, int number) {
+  const int expert = find_expert(call.scratch.row_ends, call.local_experts, number);
+  return {expert, number - (expert == 0 ? 0 : call.scratch.row_ends[expert - 1])};
+}
+HEDDLE_HOST_DEVICE inline MegaArrival arrival_of(const MegaCall& call, const MegaExpertRow& own) {
+  const int block_rows = call.layout.block_rows;
+  const int block = own.row / block_rows;
+  const int in_block = own.row - block * block_rows;
+  const RingPlace place = ring_place(call.blocks().begin(own.expert) + block, call.layout.ring_blocks);
+  // A full counter always means that nothing more comes: the expert's last row stands for those that its block does not have.
+  const bool last = own.row + 1 == call.scratch.rows[own.expert];
+  return {place, place.block * block_rows + in_block, static_cast<std::uint32_t>(last ? block_rows - in_block : 1)};
+}
 template <CountingWorker W>
-HEDDLE_PROTOCOL MegaPulled find_pulled(W& w, const MegaCall& call, const MegaArrival& arrival) {
+HEDDLE_PROTOCOL MegaPulled find_pulled(W& w, const MegaCall& call, int number) {
   const HeapView heap = w.heap();
-  const auto counts = [&](int s) { return call.scratch.arrived[arrival.expert * heap.ranks + s]; };
-  const RowSource source = source_of_row(heap.ranks, counts, arrival.row);
+  const MegaExpertRow own = expert_row(call, number);
+  const auto counts = [&](int s) { return call.scratch.arrived[own.expert * heap.ranks + s]; };
+  const RowSource source = source_of_row(heap.ranks, counts, own.row);
   const std::int32_t pair =
-      w.load(heap.template mine<const std::int32_t>(call.layout.index(arrival.expert, source.rank, source.number)));
-  return {{source.rank, pair}, w.load(heap.template at<const float>(source.rank, call.layout.weight(pair)))};
+      w.load(heap.template mine<const std::int32_t>(call.layout.index(own.expert, source.rank, source.number)));
+  const float weight = w.load(heap.template at<const float>(source.rank, call.layout.weight(pair)));
+  return {arrival_of(call, own), {source.rank, pair}, weight};
 }
 
 /// Waits until a row's place in the ring is free.
@@ -242,26 +246,31 @@ HEDDLE_PROTOCOL bool mega_pull_rows(W& w, const MegaCall& call, int first, int n
   constexpr int told_together = 8;
   const MegaLayout& layout = call.layout;
   const HeapView heap = w.heap();
-  const auto arrival = [&](int i) { return arrival_of(call, first + i * w.count()); };
-  const auto arrivals = side_by_side(w, n, arrival);
-  const auto pulled = side_by_side(w, n, [&](int i) { return find_pulled(w, call, arrival(i)); });
+  const auto number = [&](int i) { return first + i * w.count(); };
+  const auto pulled = side_by_side(w, n, [&](int i) { return find_pulled(w, call, number(i)); });
+  const auto arrival = [&](int i) {  // a lane that is asked for its own row knows it
+    if constexpr (W::is_warp) {
+      return pulled.mine.to;
+    } else {
+      return arrival_of(call, expert_row(call, number(i)));
+    }
+  };
   const auto tell = [&](int begin, int end) {
+    w.complete_all();  // whether there is something to tell or not: whoever waits next keeps nothing back
     if (begin == end) return;
-    w.complete_all();
     add_each(
         w, begin, end, [&](int i) { return heap.template mine<Word>(layout.filled_word(arrival(i).place.block)); },
         [&](int i) { return arrival(i).counts; });
   };
   int told = 0;
   for (int i = 0; i < n; ++i) {
-    const MegaArrival to = arrivals(i);
-    const auto ring_row = static_cast<std::size_t>(to.ring_row);
-    if (to.place.generation > 0) {
+    const MegaPulled from = pulled(i);
+    const auto ring_row = static_cast<std::size_t>(from.to.ring_row);
+    if (from.to.place.generation > 0) {
       tell(told, i);
       told = i;
     }
-    if (!mega_await_place(w, layout, to.place)) return false;
-    const MegaPulled from = pulled(i);
+    if (!mega_await_place(w, layout, from.to.place)) return false;
     const auto place = [&](int) { return heap.template mine<std::byte>(layout.arrived(ring_row)); };
     copy_row(w, 1, place, heap.template at<std::byte>(from.origin.rank, layout.row(from.origin.pair / layout.shape.topk)),
              layout.wire);

@@ -9,12 +9,9 @@ namespace heddle::sm90 {
 template <class Shape>
 __device__ void dispatch_rows(MegaShared<Shape>& shared, const DeviceTeam& team, const RoleWarp& place) {
   const MegaCall& call = shared.call;
-  PullWorker w(team, shared.begun, place, shared.pulled);
+  PullWorker w(team, shared.begun, place, shared.pulled, shared.counted);
   const bool counted = mega_hear(w, call.layout) && mega_take_counts(w, call);
-  if (!counted) shared.stop();
-  __syncwarp();
-  if (w.lane() == 0) cutlass::arch::ClusterBarrier::arrive(&shared.counted);
-  if (counted && !mega_pull(w, call)) shared.stop();
+  if (!counted || !mega_pull(w, call)) shared.stop();
   w.complete_all();  // whichever way it ends, nothing is under way
 }
 
