@@ -60,6 +60,14 @@ struct StepRegion {
   HEDDLE_HOST_DEVICE std::size_t end() const { return begin + bytes(); }
 };
 
+/// Things of one size behind each other, for loops that shall not work out offsets again and again.
+struct Stretch {
+  std::size_t begin = 0;
+  std::size_t stride = 0;
+
+  HEDDLE_HOST_DEVICE std::size_t at(int i) const { return begin + static_cast<std::size_t>(i) * stride; }
+};
+
 /// Where the result of a row goes.
 struct MegaOrigin {
   std::int32_t rank = 0;
@@ -122,6 +130,10 @@ struct MegaLayout {
   }
   HEDDLE_HOST_DEVICE std::size_t origin(std::size_t ring_row) const { return arrived(ring_rows()) + ring_row * sizeof(MegaOrigin); }
   HEDDLE_HOST_DEVICE std::size_t row_weight(std::size_t ring_row) const { return origin(ring_rows()) + ring_row * sizeof(float); }
+  HEDDLE_HOST_DEVICE Stretch input_rows() const { return {row(0), wire.row_bytes()}; }
+  HEDDLE_HOST_DEVICE Stretch arrived_rows() const { return {arrived(0), wire.row_bytes()}; }
+  HEDDLE_HOST_DEVICE Stretch origins() const { return {origin(0), sizeof(MegaOrigin)}; }
+  HEDDLE_HOST_DEVICE Stretch row_weights() const { return {row_weight(0), sizeof(float)}; }
   HEDDLE_HOST_DEVICE StepRegion intermediate() const { return {activated, align_up(row_weight(ring_rows()), 128), ring_rows()}; }
   HEDDLE_HOST_DEVICE StepRegion shared_intermediate() const {
     return {shared, align_up(intermediate().end(), 128), has_shared ? size(shape.cap) : 0};
@@ -131,6 +143,7 @@ struct MegaLayout {
   // Combine area: slots [token][choice] of this rank's own tokens, then the shared expert's, one a token. Written only after rows
   // are counted: before, ranks that are late in another call may still pull from this area.
   HEDDLE_HOST_DEVICE std::size_t slot(int pair) const { return areas.combine + size(pair) * returned.row_bytes(); }
+  HEDDLE_HOST_DEVICE Stretch slots(int token) const { return {slot(token * shape.topk), returned.row_bytes()}; }
   HEDDLE_HOST_DEVICE std::size_t shared_slot(int token) const {
     return slot(shape.cap * shape.topk) + size(token) * returned.row_bytes();
   }

@@ -197,6 +197,7 @@ struct MegaArrival {
 struct MegaPulled {
   MegaArrival to;
   MegaOrigin origin;
+  std::int32_t token = 0;  ///< of the origin
   float weight = 0;
 };
 
@@ -227,7 +228,7 @@ HEDDLE_PROTOCOL MegaPulled find_pulled(W& w, const MegaCall& call, int number) {
   const std::int32_t pair =
       w.load(heap.template mine<const std::int32_t>(call.layout.index(own.expert, source.rank, source.number)));
   const float weight = w.load(heap.template at<const float>(source.rank, call.layout.weight(pair)));
-  return {arrival_of(call, own), {source.rank, pair}, weight};
+  return {arrival_of(call, own), {source.rank, pair}, pair / call.layout.shape.topk, weight};
 }
 
 /// Waits until a row's place in the ring is free.
@@ -262,20 +263,23 @@ HEDDLE_PROTOCOL bool mega_pull_rows(W& w, const MegaCall& call, int first, int n
         w, begin, end, [&](int i) { return heap.template mine<Word>(layout.filled_word(arrival(i).place.block)); },
         [&](int i) { return arrival(i).counts; });
   };
+  const Stretch inputs = layout.input_rows();
+  const Stretch rows = layout.arrived_rows();
+  const Stretch weights = layout.row_weights();
+  const Stretch origins = layout.origins();
+  const RowFormat wire = layout.wire;
   int told = 0;
   for (int i = 0; i < n; ++i) {
     const MegaPulled from = pulled(i);
-    const auto ring_row = static_cast<std::size_t>(from.to.ring_row);
     if (from.to.place.generation > 0) {
       tell(told, i);
       told = i;
     }
     if (!mega_await_place(w, layout, from.to.place)) return false;
-    const auto place = [&](int) { return heap.template mine<std::byte>(layout.arrived(ring_row)); };
-    copy_row(w, 1, place, heap.template at<std::byte>(from.origin.rank, layout.row(from.origin.pair / layout.shape.topk)),
-             layout.wire);
-    w.write(heap.template mine<float>(layout.row_weight(ring_row)), from.weight);
-    w.write(heap.template mine<MegaOrigin>(layout.origin(ring_row)), from.origin);
+    const auto place = [&](int) { return heap.template mine<std::byte>(rows.at(from.to.ring_row)); };
+    copy_row(w, 1, place, heap.template at<std::byte>(from.origin.rank, inputs.at(from.token)), wire);
+    w.write(heap.template mine<float>(weights.at(from.to.ring_row)), from.weight);
+    w.write(heap.template mine<MegaOrigin>(origins.at(from.to.ring_row)), from.origin);
     if (i + 1 - told < told_together && i + 1 < n) continue;
     tell(told, i + 1);
     told = i + 1;
@@ -432,9 +436,10 @@ HEDDLE_PROTOCOL bool mega_sum(W& w, const MegaCall& call, SharedRows shared, bf1
     const auto ranks = side_by_side(w, input.topk, rank_of);                            // looked up before anything is waited for
     const auto own_or_of = [&](int i) { return i == 0 ? heap.rank : rank_of(i - 1); };  // the own rank's are the shared expert's
     if (!mega_await_results(w, layout, input.topk + 1, own_or_of)) return false;
+    const Stretch slots = layout.slots(token);
     const auto term = [&](int choice) {
       if (ranks(choice) < 0) return SumTerm{};
-      return SumTerm{heap.template mine<std::byte>(layout.slot(token * input.topk + choice)), 1.0f};
+      return SumTerm{heap.template mine<std::byte>(slots.at(choice)), 1.0f};
     };
     LastTerm last = shared.of(static_cast<std::size_t>(token), static_cast<std::size_t>(layout.returned.hidden));
     if (layout.has_shared) {

@@ -20,7 +20,8 @@ namespace heddle {
 
 /// Which worker a warp is: one of all warps of the launch's CTAs, and a CTA is a squad.
 struct WholeCta {
-  static constexpr bool delays = true;  ///< whether tests inject delays into its verbs
+  static constexpr bool delays = true;      ///< whether tests inject delays into its verbs
+  static constexpr bool wide_sums = false;  ///< see RowSum
   __device__ int squad_index() const { return static_cast<int>(threadIdx.x) / WarpNumbers::lanes_of_warp; }
   __device__ int squad_count() const { return static_cast<int>(blockDim.x) / WarpNumbers::lanes_of_warp; }
   __device__ bool first_squad() const { return blockIdx.x == 0; }
@@ -37,6 +38,7 @@ struct SpreadCta : WholeCta {
 /// of its verbs is a barrier of the CTA.
 struct RoleWarp {
   static constexpr bool delays = true;
+  static constexpr bool wide_sums = false;
   int number = 0;
   int of = 1;
 
@@ -51,6 +53,12 @@ struct RoleWarp {
 /// registers.
 struct MathWarp : RoleWarp {
   static constexpr bool delays = false;
+};
+
+/// One that sums, with many registers or few.
+template <bool many_registers>
+struct SumWarp : RoleWarp {
+  static constexpr bool wide_sums = many_registers;
 };
 
 /// What a worker knows of its call from the beginning on.
@@ -311,7 +319,8 @@ class DeviceWorker : public WarpNumbers, public Place, private BulkRing<mover ==
         return order();
       }
     }
-    RowSum<plain>::sum(lane(), out, n, terms, format, last, part.begin(pieces) * row_piece_values, min(end, format.row.hidden));
+    RowSum<plain, Place::wide_sums>::sum(lane(), out, n, terms, format, last, part.begin(pieces) * row_piece_values,
+                                         min(end, format.row.hidden));
   }
   template <class To>
   __device__ void send_tagged(int n, To to, const std::byte* from, int words, const RowPart& part) {

@@ -91,7 +91,9 @@ __device__ __forceinline__ void finish_call(MegaShared<Shape>& shared, const Meg
     MegaWorker w(call.team, shared.begun, {cta, ctas});
     if (mega_finish(w, shared.call.layout) && threadIdx.x == 0) end_joined(call.team);
   }
-  MegaWorker w(call.team, shared.begun, {warp * ctas + cta, ctas * Shape::math_warps});  // a few tokens are then many CTAs' work
+  const SumWarp<(Shape::math_registers > 128)> place{
+      {warp * ctas + cta, ctas * Shape::math_warps}};  // a few tokens: many CTAs' work
+  DeviceWorker<RowMover::plain, SumWarp<(Shape::math_registers > 128)>> w(call.team, shared.begun, place);
   mega_sum(w, shared.call, shared_rows(call), call.ranks[blockIdx.y].output.out);
 }
 

@@ -9,8 +9,8 @@ namespace heddle::sm90 {
 /// A MegaWorker whose rows are under way until complete_all().
 class PullWorker : public MegaWorker {
  public:
-  /// `gate`: a barrier that opens once the first rows have been asked for, or there are none. Weights wait behind it: so many bytes of
-  /// theirs would stand before the rows in the SM's queue of bulk copies.
+  /// `gate`: a barrier that opens once the first rows have been asked for, or there are none. Weights wait behind it: so many bytes
+  /// of theirs would stand before the rows in the SM's queue of bulk copies.
   __device__ PullWorker(const DeviceTeam& team, const BegunCall& begun, const RoleWarp& place, PullMemory& memory,
                         std::uint64_t& gate)
       : MegaWorker(team, begun, place), memory_(memory), gate_(gate) {
@@ -26,7 +26,8 @@ class PullWorker : public MegaWorker {
   __device__ void copy_row_to(int, To to, const std::byte* from, const RowFormat& format, const RowPart&) {
     std::byte* const place = to(0);
     if (lane() != 0) return;
-    ptx::fence_proxies();  // behind the words that say that both may be touched
+    // Behind the words that say that both may be touched: whoever waited for one has completed all before.
+    if (started_ == stored_) ptx::fence_proxies();
     const auto bytes = static_cast<std::uint32_t>(format.row_bytes());
 #pragma unroll 1
     for (std::uint32_t at = 0; at < bytes; at += pull_slot_bytes) start(place + at, from + at, min(bytes - at, pull_slot_bytes));
