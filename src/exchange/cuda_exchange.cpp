@@ -197,7 +197,7 @@ void DeviceExchangeBase::find_largest_cluster(const void* kernel) {
   }
 }
 
-DeviceExchangeBase::Shape DeviceExchangeBase::shape_for(int tokens, bool independent) const {
+DeviceExchangeBase::Shape DeviceExchangeBase::shape_for(int tokens, const Halves& halves) const {
   // Measured (docs/performance.md). Up to 16 tokens one cluster of 16 CTAs wins, launched early; up to 64 half of the SMs, but
   // for elastic, whose copies want all; and small batches have no work for more warps, and those that are there must meet.
   constexpr int cluster_tokens = 16;
@@ -213,7 +213,8 @@ DeviceExchangeBase::Shape DeviceExchangeBase::shape_for(int tokens, bool indepen
   }
   shape.threads = tokens <= few_tokens ? threads_a_cta / 2 : threads_a_cta;
   // A cluster is resident as a whole, and CTAs that wait for no other one need not be.
-  shape.cooperative = local_ranks() > 1 || !(independent || is_cluster(shape.ctas));
+  shape.cooperative = local_ranks() > 1 || !(halves.independent || is_cluster(shape.ctas));
+  shape.early |= halves.early && !fixed_ctas_ && !shape.cooperative;
   return shape;
 }
 
@@ -260,7 +261,7 @@ void DeviceExchangeBase::launch(const void* kernel, const void* parameters, Halv
   call->receive = halves.receive;
   const cuda::DeviceScope scope(device());
   cudaLaunchAttribute attributes[3];
-  const cudaLaunchConfig_t config = configuration(shape_for(call_.max_tokens, halves.independent), attributes, stream);
+  const cudaLaunchConfig_t config = configuration(shape_for(call_.max_tokens, halves), attributes, stream);
   void* arguments[] = {const_cast<void*>(parameters)};
   check(cudaLaunchKernelExC(&config, kernel, arguments), "launch of an exchange kernel");
 }

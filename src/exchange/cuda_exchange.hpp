@@ -153,6 +153,7 @@ class DeviceExchangeBase : public DeviceExchange {
     bool send = true;
     bool receive = true;
     bool independent = false;
+    bool early = false;  ///< behind one of ours that lets the next kernel launch, and waits for it
   };
   void launch(const void* kernel, const void* parameters, Halves halves, DeviceStream stream);
 
@@ -172,7 +173,7 @@ class DeviceExchangeBase : public DeviceExchange {
     bool early = false;  ///< may be launched before the kernel before it has ended
   };
   /// The launch for the batch at hand: a cluster where few CTAs are enough, because it meets in hardware.
-  Shape shape_for(int tokens, bool independent) const;
+  Shape shape_for(int tokens, const Halves& halves) const;
   bool is_cluster(unsigned ctas) const;
   /// Throws InputError where some ranks' outputs are shared and some are not, or slices do not fit the batch.
   void check_shared(std::span<const DeviceOutput> outputs) const;

@@ -84,8 +84,8 @@ struct RawEight<Wire::nvfp4> {
   }
 };
 
-/// plain: rows are never in another format than bf16. wide: with so many registers that more columns of many rows are in flight.
-template <bool plain, bool wide = false>
+/// plain: rows are never in another format than bf16.
+template <bool plain>
 class RowSum {
  public:
   static constexpr int lanes_of_warp = 32;
@@ -104,7 +104,7 @@ class RowSum {
     } else if (n <= 4) {
       reduce<Wire::bf16, 4, 2>(lane, out, n, terms, format, last, begin, end);
     } else {
-      reduce<Wire::bf16, 8, wide ? 2 : 1>(lane, out, n, terms, format, last, begin, end);
+      reduce<Wire::bf16, 8, 1>(lane, out, n, terms, format, last, begin, end);
     }
   }
 

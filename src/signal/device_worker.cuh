@@ -20,8 +20,7 @@ namespace heddle {
 
 /// Which worker a warp is: one of all warps of the launch's CTAs, and a CTA is a squad.
 struct WholeCta {
-  static constexpr bool delays = true;      ///< whether tests inject delays into its verbs
-  static constexpr bool wide_sums = false;  ///< see RowSum
+  static constexpr bool delays = true;  ///< whether tests inject delays into its verbs
   __device__ int squad_index() const { return static_cast<int>(threadIdx.x) / WarpNumbers::lanes_of_warp; }
   __device__ int squad_count() const { return static_cast<int>(blockDim.x) / WarpNumbers::lanes_of_warp; }
   __device__ bool first_squad() const { return blockIdx.x == 0; }
@@ -38,7 +37,6 @@ struct SpreadCta : WholeCta {
 /// of its verbs is a barrier of the CTA.
 struct RoleWarp {
   static constexpr bool delays = true;
-  static constexpr bool wide_sums = false;
   int number = 0;
   int of = 1;
 
@@ -55,12 +53,6 @@ struct MathWarp : RoleWarp {
   static constexpr bool delays = false;
 };
 
-/// One that sums, with many registers or few.
-template <bool many_registers>
-struct SumWarp : RoleWarp {
-  static constexpr bool wide_sums = many_registers;
-};
-
 /// What a worker knows of its call from the beginning on.
 struct BegunCall {
   HeapView heap;
@@ -69,8 +61,8 @@ struct BegunCall {
   bool all_live = true;
 };
 
-/// A launch whose warps have roles takes part in the call that an earlier launch has begun, and uses it up. By one thread of the
-/// CTA; false where the rank is masked or the call has ended already.
+/// A launch whose warps have roles takes part in the call that an earlier launch has begun. By one thread of the CTA; false where
+/// the rank is masked or the call has ended already.
 __device__ inline bool join_call(const DeviceTeam& team, BegunCall& begun) {
   begun.heap = team.heap;
   begun.heap.rank += static_cast<int>(blockIdx.y);
@@ -81,7 +73,6 @@ __device__ inline bool join_call(const DeviceTeam& team, BegunCall& begun) {
   begun.longest_delay = team.settings->delay_nanoseconds;
   begun.all_live = team.settings->all_live != 0;
   if (!begun.all_live && team.settings->live[begun.heap.rank] == 0) return false;
-  if (blockIdx.x == 0) ptx::store_relaxed_system(&header->epoch, begun.epoch);
   if (abort != 0) hear_of_fault(team, begun.heap.rank);
   ptx::add_relaxed_gpu(&team.counters[blockIdx.y].begun, 1);
   return abort == 0;
@@ -319,8 +310,7 @@ class DeviceWorker : public WarpNumbers, public Place, private BulkRing<mover ==
         return order();
       }
     }
-    RowSum<plain, Place::wide_sums>::sum(lane(), out, n, terms, format, last, part.begin(pieces) * row_piece_values,
-                                         min(end, format.row.hidden));
+    RowSum<plain>::sum(lane(), out, n, terms, format, last, part.begin(pieces) * row_piece_values, min(end, format.row.hidden));
   }
   template <class To>
   __device__ void send_tagged(int n, To to, const std::byte* from, int words, const RowPart& part) {

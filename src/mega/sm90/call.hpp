@@ -20,12 +20,14 @@ struct MegaRank {
   OrderedMatrix weights[mega_sources];
 };
 
-/// The launch before it, by all warps of a CTA: a rank's tokens into its input region, and their announcement.
+/// The launches around it, by all warps of a CTA: before, a rank's tokens into its input region, and their announcement; behind,
+/// the sums of their slots.
 struct MegaAnnounceCall : DeviceCall {
   MegaLayout layout;
   MegaScratch scratch;  ///< `sent` alone, of the first local rank
 };
 const void* mega_announce_kernel();
+const void* mega_sum_kernel();
 
 struct MegaKernelCall : DeviceCall {
   MegaLayout layout;

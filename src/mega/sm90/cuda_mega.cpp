@@ -64,6 +64,7 @@ DeviceMega::DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const Exchan
   sent_ = plan_numbering(plan, size(pairs), size(options.placement.experts()), pairs, kind_chunk);
   allocate_scratch(plan);
   prepare(sm90::mega_announce_kernel());
+  prepare(sm90::mega_sum_kernel());
   int sms = 0;
   check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device()), "number of SMs");
   const int wanted = device_options.sms > 0 ? std::min(device_options.sms, sms) : sms;
@@ -197,6 +198,7 @@ void DeviceMega::run(std::span<const DeviceOutput> outputs, DeviceStream stream)
   config.numAttrs = 1;
   void* arguments[] = {&call};
   check(cudaLaunchKernelExC(&config, variant.kernel.function, arguments), "launch of the fused kernel");
+  launch(sm90::mega_sum_kernel(), &announce_, {false, true, true, true}, stream);
 }
 
 }  // namespace heddle

@@ -1,5 +1,5 @@
-// The fused kernel: a CTA a SM, from announced tokens to outputs (fused-kernel article, section 3). Each warp has its role until no
-// task is left; then the math warps sum.
+// The fused kernel: a CTA a SM, from announced tokens to results in their slots at home (fused-kernel article, section 3). Each
+// warp has its role until no task is left.
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
@@ -79,22 +79,13 @@ __device__ bool begin_call(MegaShared<Shape>& shared, const MegaKernelCall& call
   return join_call(call.team, shared.begun);
 }
 
-/// The end of the math warps: the CTA has finished its tasks; the outputs of the rank's own tokens.
+/// The end of the math warps: the CTA has finished its tasks.
 template <class Shape>
 __device__ __forceinline__ void finish_call(MegaShared<Shape>& shared, const MegaKernelCall& call) {
-  const int warp = static_cast<int>(threadIdx.x) / warp_threads;
-  const int cta = static_cast<int>(blockIdx.x);
-  const int ctas = static_cast<int>(gridDim.x);
   meet_math<Shape>();
-  if (shared.has_stopped()) return;
-  if (warp == 0) {
-    MegaWorker w(call.team, shared.begun, {cta, ctas});
-    if (mega_finish(w, shared.call.layout) && threadIdx.x == 0) end_joined(call.team);
-  }
-  const SumWarp<(Shape::math_registers > 128)> place{
-      {warp * ctas + cta, ctas * Shape::math_warps}};  // a few tokens: many CTAs' work
-  DeviceWorker<RowMover::plain, SumWarp<(Shape::math_registers > 128)>> w(call.team, shared.begun, place);
-  mega_sum(w, shared.call, shared_rows(call), call.ranks[blockIdx.y].output.out);
+  if (shared.has_stopped() || threadIdx.x >= warp_threads) return;
+  MegaWorker w(call.team, shared.begun, {static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)});
+  if (mega_finish(w, shared.call.layout) && threadIdx.x == 0) end_joined(call.team);
 }
 
 /// The loading warpgroup, a role a warp.
@@ -124,6 +115,7 @@ __global__ void __launch_bounds__(Shape::threads, 1) mega_kernel(const __grid_co
   const int thread = static_cast<int>(threadIdx.x);
   if (thread == 0) prepare_roles(shared, call);
   ptx::wait_for_earlier_kernels();
+  ptx::let_next_kernel_launch();
   bool there = true;
   if (thread == 0) there = begin_call(shared, call);
   if (__syncthreads_and(static_cast<int>(there)) == 0) return;
