@@ -122,6 +122,7 @@ std::vector<bool> DeviceWorkspace::Impl::live_processes() const {
 Word DeviceWorkspace::Impl::agree_on_epoch() {
   Word epoch = 0;
   for (std::size_t gpu = 0; gpu < map.gpus; ++gpu) {
+    const cuda::DeviceScope scope(map.own(gpu).device);  // another GPU may not reach this one's memory
     const HeapView view = heap->view(gpu);
     for (int local = 0; local < map.own(gpu).ranks; ++local) {
       HeapHeader header;

@@ -95,8 +95,7 @@ DeviceLayer::Impl::Impl(DeviceWorkspace& of, std::size_t number, const ExchangeM
   const cuda::DeviceScope scope(device());
   prepare_layer_kernels();
   if (settings.way == Way::mega) {
-    auto mega = std::make_unique<DeviceMega>(workspace, gpu, settings, memory, device_options.exchange, weights, options,
-                                             device_options.row_blocks);
+    auto mega = std::make_unique<DeviceMega>(workspace, gpu, settings, memory, device_options, weights, options);
     fused = mega.get();
     exchange = std::move(mega);
   } else {
@@ -109,7 +108,7 @@ DeviceLayer::Impl::Impl(DeviceWorkspace& of, std::size_t number, const ExchangeM
                          device_options);
   }
   const LayerWeights& first = weights.front();
-  if (first.shared && (fused == nullptr || !runs_inside(first))) {
+  if (first.shared && (fused == nullptr || !runs_inside(first, device_options))) {
     const int most_tokens = room_of(settings, 1).own_tokens;
     shared = std::make_unique<SharedExpertStream>(device(), first, options, local_ranks(), most_tokens, device_options);
   }

@@ -39,19 +39,27 @@ void check_arithmetic(const ExchangeOptions& options, WeightKind kind) {
   }
 }
 
+/// What only exchanges by themselves do.
+void check_device(const DeviceExchangeOptions& device) {
+  if (device.counters) refuse("its kernels count nothing; leave DeviceExchangeOptions::counters out");
+  if (device.nccl != nullptr) refuse("its kernels move the rows; leave DeviceExchangeOptions::nccl out");
+  if (device.bulk_bytes != 0) refuse("rows are fetched by bulk copies anyway; leave DeviceExchangeOptions::bulk_bytes out");
+}
+
 }  // namespace
 
-bool runs_inside(const LayerWeights& weights) {
-  return weights.shared && weights.shared->gate.empty() && weights.shared->weights.gate.kind == weights.kind;
+bool runs_inside(const LayerWeights& weights, const DeviceLayerOptions& device) {
+  return device.shared_inside && weights.shared && weights.shared->gate.empty() &&
+         weights.shared->weights.gate.kind == weights.kind;
 }
 
 DeviceMega::DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
-                       const DeviceExchangeOptions& device_options, std::span<const LayerWeights> weights,
-                       const LayerOptions& layer, DeviceRowBlocks row_blocks)
-    : DeviceExchangeBase(workspace, gpu, options, memory, device_options), inside_(runs_inside(weights.front())) {
+                       const DeviceLayerOptions& device_options, std::span<const LayerWeights> weights, const LayerOptions& layer)
+    : DeviceExchangeBase(workspace, gpu, options, memory, device_options.exchange),
+      inside_(runs_inside(weights.front(), device_options)) {
   const WeightKind kind = weights.front().kind;
   check_arithmetic(options, kind);
-  if (device_options.counters) refuse("its kernel counts nothing; leave DeviceExchangeOptions::counters out");
+  check_device(device_options.exchange);
   const int counts = options.placement.max_local_experts() * (ranks() + 3);
   if (counts > sm90::most_mega_counts) {
     refuse(fmt::format("{} local experts on {} ranks need {} counts in the memory of a CTA, which has {}; take way = low_latency",
@@ -67,14 +75,14 @@ DeviceMega::DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const Exchan
   prepare(sm90::mega_sum_kernel());
   int sms = 0;
   check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device()), "number of SMs");
-  const int wanted = device_options.sms > 0 ? std::min(device_options.sms, sms) : sms;
+  const int wanted = device_options.exchange.sms > 0 ? std::min(device_options.exchange.sms, sms) : sms;
   ctas_ = wanted / local_ranks();
   if (ctas_ < 1) refuse(fmt::format("{} SMs for {} ranks on GPU {}; each needs one", wanted, local_ranks(), device()));
   const DeviceClamp clamp = DeviceClamp::of(clamp_of(weights.front().shape, layer));
   constexpr int least_of_large = 64;  // rows of a block
   const bool can_be_large = options.mega.block_rows >= least_of_large;
-  if (row_blocks != DeviceRowBlocks::large || !can_be_large) small_ = make_variant(RowBlocks::small, kind, clamp);
-  if (row_blocks != DeviceRowBlocks::small && can_be_large) large_ = make_variant(RowBlocks::large, kind, clamp);
+  if (device_options.row_blocks != DeviceRowBlocks::large || !can_be_large) small_ = make_variant(RowBlocks::small, kind, clamp);
+  if (device_options.row_blocks != DeviceRowBlocks::small && can_be_large) large_ = make_variant(RowBlocks::large, kind, clamp);
 }
 
 void DeviceMega::load_weights(std::span<const LayerWeights> weights) {

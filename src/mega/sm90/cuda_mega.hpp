@@ -7,7 +7,7 @@
 
 #include "exchange/cuda_exchange.hpp"
 #include "experts/sm90/weights.hpp"
-#include "heddle/layer.hpp"
+#include "heddle/device_layer.hpp"
 #include "mega/sm90/call.hpp"
 #include "mega/sm90/kernels.hpp"
 
@@ -15,15 +15,14 @@ namespace heddle {
 
 /// Whether the fused kernel runs a layer's shared expert as tasks of its own: one without a gate, of the routed experts' kind.
 /// Another one has its results when the kernel begins (DeviceOutput::shared).
-bool runs_inside(const LayerWeights& weights);
+bool runs_inside(const LayerWeights& weights, const DeviceLayerOptions& device);
 
 /// dispatch() takes the call's inputs, combine() launches the whole layer; nothing arrives anywhere in between.
 class DeviceMega final : public DeviceExchangeBase {
  public:
   /// `weights`: a local rank's, in order of rank. Throws InputError for what the kernel does not compute.
   DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
-             const DeviceExchangeOptions& device, std::span<const LayerWeights> weights, const LayerOptions& layer,
-             DeviceRowBlocks row_blocks);
+             const DeviceLayerOptions& device, std::span<const LayerWeights> weights, const LayerOptions& layer);
 
   void dispatch_send(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) override {
     take_inputs(inputs, step, stream);
