@@ -88,7 +88,11 @@ struct MegaLayout {
 
   HEDDLE_HOST_DEVICE int gemm1_tasks() const { return activated.steps(); }
   HEDDLE_HOST_DEVICE int gemm2_tasks() const { return parts_of(wire.hidden, task_columns); }
-  HEDDLE_HOST_DEVICE MegaSchedule schedule(int blocks) const { return {blocks, gemm1_tasks(), gemm2_tasks(), lag}; }
+  /// Where the rings hold all row blocks, GEMM 1 of all of them comes first: then no GEMM 2 waits, and the short tasks are the
+  /// last.
+  HEDDLE_HOST_DEVICE MegaSchedule schedule(int blocks) const {
+    return {blocks, gemm1_tasks(), gemm2_tasks(), blocks <= ring_blocks ? blocks : lag};
+  }
 
   // Words that other ranks write, in the rows that all ways share.
   HEDDLE_HOST_DEVICE std::size_t announced_word(int source) const { return word_at(areas, shape.ranks, dispatch_words, source); }

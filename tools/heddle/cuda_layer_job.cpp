@@ -213,7 +213,7 @@ void GpuLayers::leave(const RowCounts& counts, const std::vector<bool>& live) {
 
 /// Kernels of the exchange in one call on a GPU; the fused layer is one.
 std::uint64_t exchange_kernels(const ExchangeOptions& exchange, const LayerOptions& options) {
-  std::uint64_t kernels = exchange.way == Way::mega ? 3 : 2;  // mega: announcement, the fused kernel, sums
+  std::uint64_t kernels = exchange.way == Way::mega ? 3 : 2;           // mega: announcement, the fused kernel, sums
   if (exchange.way == Way::normal) kernels = 3;                        // counts, rows, combine
   if (exchange.way == Way::elastic && exchange.cpu_sync) kernels = 4;  // sending, hearing, laying out, combine
   return kernels + (options.tensor_parallel ? 1 : 0);                  // the all-gather of outputs
