@@ -79,7 +79,7 @@ struct TileShape {
   static constexpr int weight_stage_bytes =
       parts * WeightPlan{kind, false, kind == WeightKind::mxfp4, 0, 0}.chunk_bytes_of(tile_slabs);
   static constexpr int row_stage_bytes = parts * most_tokens * panel_bytes;
-  static constexpr int row_stages = (most_tokens <= 32 ? 8 : 4) / parts;
+  static constexpr int row_stages = (most_tokens <= 32 ? 16 : 4) / parts;
   /// Stages whose rows are under way while the others are ready.
   static constexpr int rows_under_way = row_stages / 2;
   /// Rows that are copied at once where they lie one behind another.
@@ -95,7 +95,8 @@ struct TileShape {
   static constexpr int activated_bytes = operand == Operand::e4m3 ? 1 : 2;  ///< of a value: an operand of the second product
   static constexpr int activated_stride =
       activates ? stage_columns * activated_bytes + 16 : 0;  ///< 16 more, so that rows share no bank
-  static constexpr int other_bytes = row_stages * (row_stage_bytes + scales_a_stage * 4) +
+  static constexpr int stage_bytes_of_rows = row_stage_bytes + scales_a_stage * 4;
+  static constexpr int other_bytes = row_stages * stage_bytes_of_rows +
                                      most_tokens * (activated_stride + (activates ? tile_slabs * 5 * 4 : 0) + 8) +
                                      row_factor_bytes + 1024;
   /// What is left goes to weights, whose stream must never stop. Beside `bytes` that somebody else wants of the CTA's memory.

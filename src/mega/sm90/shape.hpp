@@ -23,7 +23,10 @@ constexpr int mega_bytes(int most_tokens) {
 namespace detail {
 template <class Engine, bool tokens_first = Engine::tokens_first>
 struct MegaShapeOf : Engine {
-  static constexpr int weight_stages = Engine::weight_stages_beside(mega_bytes(Engine::most_tokens));
+  /// Half of the products' own: here memory is worth more as weights on their way (docs/performance.md).
+  static constexpr int row_stages = (Engine::most_tokens <= 32 ? 8 : 4) / Engine::parts;
+  static constexpr int weight_stages = Engine::weight_stages_beside(
+      mega_bytes(Engine::most_tokens) - (Engine::row_stages - row_stages) * Engine::stage_bytes_of_rows);
 };
 template <class Engine>
 struct MegaShapeOf<Engine, true> : Engine {
