@@ -151,6 +151,24 @@ TEST(MegaLayout, RegionsStayInTheirAreas) {
   EXPECT_EQ(layout.gemm2_tasks(), 1);
 }
 
+// Kernels have tiles of 32 rows and more, so on GPUs the options' blocks may become several: their words have room, too.
+TEST(MegaLayout, BlocksMayBeCutIntoSmallerOnes) {
+  for (const int block_rows : {8, 32, 40, 128, 256}) {
+    for (const int cap : {1, 24, 70, 1000}) {
+      ExchangeOptions options = mega_options(256, 320, 4, 4, 2, cap);
+      options.mega.shared_intermediate = 192;
+      options.mega.block_rows = block_rows;
+      SCOPED_TRACE(testing::Message() << describe(options));
+      const ExchangeMemory memory = exchange_memory(options);
+      MegaLayout cut = layout_of(options);
+      cut.block_rows = std::min(block_rows, 32);
+      EXPECT_LE(cut.shared_step_word(parts_of(cap, cut.block_rows), 0) - cut.areas.mega_words, memory.mega_words);
+      EXPECT_LE(cut.dispatch_bytes(), memory.dispatch);
+      EXPECT_LE(cut.combine_bytes(), memory.combine);
+    }
+  }
+}
+
 TEST(MegaLayout, TheRingHoldsLiveBlocksOrAllThatCanCome) {
   ExchangeOptions options = mega_options(256, 256, 16, 4, 3, 1000);
   options.mega.block_rows = 64;

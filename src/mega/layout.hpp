@@ -74,6 +74,10 @@ struct MegaOrigin {
   std::int32_t pair = 0;  ///< token * topk + choice there
 };
 
+/// A kernel may cut the options' row blocks into smaller ones, which its tiles can take, but into none of fewer rows than this.
+constexpr int least_cut_rows = 32;
+HEDDLE_HOST_DEVICE constexpr int cut_rows(int block_rows) { return block_rows < least_cut_rows ? block_rows : least_cut_rows; }
+
 struct MegaLayout {
   ExchangeShape shape;
   RowFormat wire;                 ///< of input and arrived rows
@@ -111,7 +115,8 @@ struct MegaLayout {
   HEDDLE_HOST_DEVICE std::size_t shared_step_word(int block, int step) const {
     return step_word(ring_blocks, 0) + words(block, shared.steps()) + words(step, 1);
   }
-  HEDDLE_HOST_DEVICE int shared_blocks() const { return has_shared ? parts_of(shape.cap, block_rows) : 0; }
+  /// The shared expert's row blocks, at most: however small a kernel cuts them, there is room for their words.
+  HEDDLE_HOST_DEVICE int shared_blocks() const { return has_shared ? parts_of(shape.cap, cut_rows(block_rows)) : 0; }
   HEDDLE_HOST_DEVICE std::size_t word_bytes() const { return shared_step_word(shared_blocks(), 0) - areas.mega_words; }
 
   // Dispatch area: the input region, tables and counts, the arrived ring, the intermediate ring, the shared expert's activations.

@@ -114,6 +114,9 @@ DeviceMega::Variant DeviceMega::make_variant(RowBlocks blocks, WeightKind kind, 
   const int most = std::min(layout.block_rows, variant.kernel.most_tokens);
   const int box = variant.kernel.box_rows;
   layout.block_rows = blocks == RowBlocks::large ? most / box * box : most;
+  const ExchangeMemory needed = memory_of(layout);
+  if (needed.dispatch > memory_.dispatch || needed.combine > memory_.combine || needed.mega_words > memory_.mega_words)
+    refuse(fmt::format("row blocks of {} rows do not fit the memory of those of {}", layout.block_rows, options_.mega.block_rows));
   // As far ahead as CTAs want it and the ring allows it; the places of smaller blocks are as many.
   layout.lag = std::clamp(lag_of(ctas_, layout.gemm1_tasks()), 1, std::max(1, layout.ring_blocks - 2));
   call.clamp = clamp;

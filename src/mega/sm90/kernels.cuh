@@ -8,6 +8,7 @@ namespace heddle::sm90 {
 
 template <class Shape>
 MegaKernel describe_mega_kernel() {
+  static_assert(Shape::most_tokens >= least_cut_rows, "words have room for row blocks of so many rows");
   return {reinterpret_cast<const void*>(&mega_kernel<Shape>), Shape::threads, Shape::most_tokens, Shape::box_rows,
           mega_shared_bytes<Shape>()};
 }
