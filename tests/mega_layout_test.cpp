@@ -165,6 +165,8 @@ TEST(MegaLayout, BlocksMayBeCutIntoSmallerOnes) {
       EXPECT_LE(cut.shared_step_word(parts_of(cap, cut.block_rows), 0) - cut.areas.mega_words, memory.mega_words);
       EXPECT_LE(cut.dispatch_bytes(), memory.dispatch);
       EXPECT_LE(cut.combine_bytes(), memory.combine);
+      EXPECT_GE(static_cast<std::size_t>(cut.ring_blocks), std::min<std::size_t>(worst_blocks(cut.shape, cut.block_rows), 2))
+          << "GEMM 1 of the second block would wait for GEMM 2 of the first one, which may stand behind it";
     }
   }
 }

@@ -46,7 +46,9 @@ MegaLayout make_mega_layout(const ExchangeOptions& options, int workers, const A
   layout.has_shared = mega.shared_intermediate > 0;
   layout.block_rows = mega.block_rows;
   layout.lag = lag_of(workers, layout.gemm1_tasks());
-  const std::size_t all = std::max<std::size_t>(worst_blocks(layout.shape, mega.block_rows), 1);
+  // Blocks that a kernel cuts may be several where the options have one, and a ring has more places than the lag.
+  const std::size_t least = std::clamp<std::size_t>(worst_blocks(layout.shape, cut_rows(mega.block_rows)), 1, 2);
+  const std::size_t all = std::max(worst_blocks(layout.shape, mega.block_rows), least);
   const auto live = static_cast<std::size_t>(live_blocks(layout.lag, layout.shape.max_local_experts));
   layout.ring_blocks = static_cast<int>(mega.ring == RingSize::full ? all : std::min(live, all));
   return layout;
