@@ -133,6 +133,8 @@ class DeviceExchangeBase : public DeviceExchange {
   void take_outputs(std::span<const DeviceOutput> outputs, DeviceStream stream);
   /// Behind the receiving half of combine: gives all outputs to all ranks where take_outputs was told to.
   void share_outputs(DeviceStream stream);
+  /// Whether SMs were set apart for this exchange (DeviceExchangeOptions::sms). Then no launch overtakes the one before it.
+  bool has_share_of_sms() const { return fixed_ctas_; }
   bool tensor_parallel() const { return options_.way == Way::gather && options_.gather == GatherMode::tensor_parallel; }
 
   /// Scratch of `plan` for every local rank; afterwards at<T>(offset, local).

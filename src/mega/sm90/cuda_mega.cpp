@@ -190,8 +190,8 @@ void DeviceMega::run(std::span<const DeviceOutput> outputs, DeviceStream stream)
   static_cast<DeviceCall&>(call) = call_;
   const cuda::DeviceScope scope(device());
   // A single rank's CTAs are resident together once other kernels have left their SMs; until then those that are there say how many
-  // are missing. They may come before the announcement has ended, and wait for it. CTAs of several ranks must not begin by halves:
-  // each half could wait for the other.
+  // are missing. They may come before the announcement has ended, and wait for it; never where SMs were set apart, as they would
+  // sit on those of another context meanwhile. CTAs of several ranks must not begin by halves: each half could wait for the other.
   cudaLaunchAttribute attribute;
   if (local_ranks() > 1) {
     attribute.id = cudaLaunchAttributeCooperative;
@@ -206,7 +206,7 @@ void DeviceMega::run(std::span<const DeviceOutput> outputs, DeviceStream stream)
   config.dynamicSmemBytes = variant.kernel.shared_bytes;
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.numAttrs = local_ranks() > 1 || !has_share_of_sms() ? 1 : 0;
   void* arguments[] = {&call};
   check(cudaLaunchKernelExC(&config, variant.kernel.function, arguments), "launch of the fused kernel");
   launch(sm90::mega_sum_kernel(), &announce_, {false, true, true, true}, stream);
