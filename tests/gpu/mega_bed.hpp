@@ -80,14 +80,16 @@ inline Case random_fused_case(std::uint64_t seed, int ranks) {
 /// Fused layers of one case, each with options of its own, and behind them their chain.
 class MegaBed {
  public:
-  explicit MegaBed(const Case& c, std::chrono::milliseconds deadline = std::chrono::seconds(30))
-      : MegaBed(std::vector<Case>{c}, deadline) {}
-  explicit MegaBed(const std::vector<Case>& fused, std::chrono::milliseconds deadline = std::chrono::seconds(30))
+  explicit MegaBed(const Case& c, std::chrono::milliseconds deadline = std::chrono::seconds(30),
+                   const DeviceLayerOptions& device = {})
+      : MegaBed(std::vector<Case>{c}, deadline, device) {}
+  explicit MegaBed(const std::vector<Case>& fused, std::chrono::milliseconds deadline = std::chrono::seconds(30),
+                   const DeviceLayerOptions& device = {})
       : fused_(fused),
         chain_case_(chain_of(fused.front())),
         layer_(fused.front().layer),
         source_(source_of(layer_, fused.front())),
-        bed_(given(), {}, deadline) {}
+        bed_(given(), device, deadline) {}
 
   LayerBed& bed() { return bed_; }
   DeviceWorkspace& workspace() { return bed_.workspace(); }

@@ -1,5 +1,8 @@
 // Calls of the fused layer one after the other: captured and replayed in any order, beside the chain and beside other layers in one
-// workspace, under tensor-parallel attention, late everywhere. Every call has the bits of the chain alone.
+// workspace, under tensor-parallel attention, late everywhere, on a share of the SMs and beside another context. Every call has the
+// bits of the chain alone.
+#include <thread>
+
 #include "gpu/mega_bed.hpp"
 
 namespace heddle::layer_test {
@@ -199,6 +202,121 @@ TEST(MegaCallsGpu, DelaysWhereRingsWrap) {
   for (int round = 0; round < longer(12) && !HasFailure(); ++round) {
     bed.workspace().set_delays(std::chrono::microseconds(20), static_cast<std::uint32_t>(seed) + static_cast<std::uint32_t>(round));
     EXPECT_EQ(different_bits(bed.call(0, c, tokens), wanted), 0u) << "round " << round;
+  }
+}
+
+DeviceLayerOptions on_sms(int sms) {
+  DeviceLayerOptions device;
+  device.exchange.sms = sms;
+  return device;
+}
+
+// Few CTAs a rank, down to one: tasks stand behind each other in one line, and no launch overtakes the one before it.
+TEST(MegaCallsGpu, AShareOfTheSms) {
+  SKIP_WITHOUT_GPU();
+  for (const int ranks : {1, 4, 16}) {
+    for (const WeightKind kind : fused_kinds) {
+      const Case c = with_shared_expert(fused_case(ranks, kind), kind, false);
+      for (const int sms : {20, 40}) {
+        SCOPED_TRACE(testing::Message() << sms << " SMs");
+        MegaBed bed({with_ring(c, 8, RingSize::live), with_ring(c, 128, RingSize::live)}, std::chrono::seconds(30), on_sms(sms));
+        bed.expect_equal(c);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+// Either kernel, whatever the batch; both cut blocks that are larger than their tiles, the shared expert's as well.
+TEST(MegaCallsGpu, EitherSizeOfRowBlocks) {
+  SKIP_WITHOUT_GPU();
+  for (const DeviceRowBlocks blocks : {DeviceRowBlocks::small, DeviceRowBlocks::large}) {
+    for (const WeightKind kind : fused_kinds) {
+      SCOPED_TRACE(blocks == DeviceRowBlocks::small ? "small blocks" : "large blocks");
+      Case c = with_shared_expert(fused_case(4, kind), kind, false);
+      c.options.cap = 150;
+      c.tokens = {150, 0, 33, 1};
+      DeviceLayerOptions device;
+      device.row_blocks = blocks;
+      MegaBed bed({with_ring(c, 256, RingSize::live), with_ring(c, 128, RingSize::full), with_ring(c, 72, RingSize::live),
+                   with_ring(c, 8, RingSize::live)},
+                  std::chrono::seconds(30), device);
+      bed.expect_equal(c);
+      bed.expect_equal(another_batch(c, 5, 11));
+      if (HasFailure()) return;
+    }
+  }
+}
+
+// All rows of an expert are one block of the options' size and four of the kernel's; a CTA a rank takes the tasks in their order.
+TEST(MegaCallsGpu, OneBlockThatIsCutIntoSeveral) {
+  SKIP_WITHOUT_GPU();
+  constexpr int ranks = 2;
+  for (const WeightKind kind : fused_kinds) {
+    Case c = fused_case(ranks, kind);
+    c.layer.shape.experts = c.layer.shape.topk = ranks;
+    c.placement = Placement::contiguous(ranks, ranks);
+    c.options.cap = 64;
+    c.tokens = {64, 64};
+    c.missing = 0;
+    DeviceLayerOptions device = on_sms(ranks / gpus_for(ranks));
+    device.row_blocks = DeviceRowBlocks::small;
+    MegaBed bed({with_ring(c, 128, RingSize::live), with_ring(c, 128, RingSize::full)}, std::chrono::seconds(10), device);
+    bed.expect_equal(c);
+    if (HasFailure()) return;
+  }
+}
+
+/// A context of its own: a workspace, a stream a GPU, half of the SMs.
+struct Context {
+  MegaBed bed;
+  std::vector<Batch> batches;
+  std::vector<LayerGraphs> graphs;  ///< a layer
+  std::string error;
+
+  Context(const std::vector<Case>& fused, int sms, std::uint64_t seed) : bed(fused, std::chrono::seconds(30), on_sms(sms)) {
+    const Case& c = fused.front();
+    for (std::uint64_t i = 0; i < 5; ++i) batches.push_back(draw_batch(bed, c, c.options.cap, seed + i));
+    for (std::size_t i = 0; i < fused.size(); ++i) graphs.push_back(bed.bed().capture({c.options.cap, Phase::decode}, i));
+  }
+  void fly(int rounds, std::uint64_t seed) {
+    Chance chance(seed);
+    for (int round = 0; round < rounds && !testing::Test::HasFailure(); ++round) {
+      const Batch& batch = batches[static_cast<std::size_t>(chance.between(0, static_cast<int>(batches.size()) - 1))];
+      const auto number = static_cast<std::size_t>(chance.between(0, static_cast<int>(graphs.size()) - 1));
+      bed.bed().load(batch.c, batch.tokens);
+      const std::vector<bf16> out =
+          chance.one_in(2) ? bed.bed().replay(graphs[number], batch.c, number) : bed.bed().call(batch.c, number);
+      EXPECT_EQ(different_bits(out, batch.wanted), 0u) << "layer " << number << ", round " << round << ": " << text_of(batch.c);
+    }
+  }
+  std::thread start(int rounds, std::uint64_t seed) {
+    return std::thread([this, rounds, seed] {
+      try {
+        fly(rounds, seed);
+      } catch (const std::exception& e) {
+        error = e.what();
+      }
+    });
+  }
+};
+
+// Nothing orders the kernels of one and of the other; with several GPUs each may begin with another one.
+TEST(MegaCallsGpu, TwoContextsSideBySide) {
+  SKIP_WITHOUT_GPU();
+  const std::uint64_t seed = announced_seed();
+  int sms = 0;
+  check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0), "number of SMs");
+  for (const int ranks : {2, 4}) {
+    const Case one = with_shared_expert(fused_case(ranks, WeightKind::mxfp4), WeightKind::mxfp4, false);
+    const Case other = fused_case(ranks, WeightKind::bf16);
+    Context first({with_ring(one, 8, RingSize::live), with_ring(one, 128, RingSize::full)}, sms / 2, seed);
+    Context second({with_ring(other, 16, RingSize::live)}, sms / 2, seed + 10);
+    std::thread flights[] = {first.start(longer(60), seed), second.start(longer(60), seed + 1)};
+    for (std::thread& flight : flights) flight.join();
+    EXPECT_EQ(first.error, "") << "the first context";
+    EXPECT_EQ(second.error, "") << "the second context";
+    if (HasFailure()) return;
   }
 }
 
