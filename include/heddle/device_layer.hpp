@@ -40,7 +40,7 @@ struct DeviceLayerSeconds {
 /// share a workspace, one call after the other, and a stream with anything else.
 ///
 /// The arithmetic is MoeLayer's (docs/numerics.md). A fused shared expert (SharedMode::fused) is computed like one alone: the bits
-/// are the same. With Way::mega the whole call is one kernel, the shared expert inside, and the bits are those of
+/// are the same. With Way::mega a call is one kernel between two short ones, the shared expert inside, and the bits are those of
 /// Way::low_latency. Of LayerOptions `workers` sizes that kernel's ring and matters to nothing else.
 class DeviceLayer {
  public:

@@ -204,7 +204,7 @@ std::vector<DeviceOutput> DeviceLayer::Impl::places_of(std::span<bf16* const> ou
   return places;
 }
 
-/// One kernel, whose time is that of the experts. It sums a shared expert of its own last, so another one has to be there.
+/// Its time is that of the experts. It sums a shared expert of its own last, so another one has to be there.
 void DeviceLayer::Impl::run_fused(std::span<bf16* const> outputs, DeviceStream stream) {
   if (shared != nullptr) shared->join(stream);
   mark(marks[1], stream);

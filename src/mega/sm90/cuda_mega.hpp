@@ -1,4 +1,5 @@
-// The fused layer on one GPU, host side: the weights of its ranks, and the launch of the kernel that is the whole layer.
+// The fused layer on one GPU, host side: the weights of its ranks, and the launches of a call: announce, the fused
+// kernel, sum.
 #pragma once
 
 #include <optional>
