@@ -92,7 +92,8 @@ __device__ void for_shared_tasks(const MegaCall& call, MegaSource source, const 
 }
 
 /// The claimer, who streams each task's weights at once: a warp. The weights of a task need nothing but its claim, so they are on
-/// their way while its rows are waited for.
+/// their way while its rows are waited for. A CTA has several tasks in hand and runs them in the order of the line: the first one
+/// of all that are under way is always one that somebody works on, so nobody waits for a task behind his own.
 template <class Shape>
 __device__ void claim_tasks(MegaShared<Shape>& shared, MegaWorker w) {
   const MegaCall& call = shared.call;
