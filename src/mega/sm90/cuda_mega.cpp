@@ -65,6 +65,11 @@ DeviceMega::DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const Exchan
     refuse(fmt::format("{} local experts on {} ranks need {} counts in the memory of a CTA, which has {}; take way = low_latency",
                        options.placement.max_local_experts(), ranks(), counts, sm90::most_mega_counts));
   }
+  const std::size_t pairs_here = worst_rows(shape_of(options));
+  if (pairs_here > static_cast<std::size_t>(most_device_pairs)) {
+    refuse(fmt::format("up to {} rows can come to a rank, at most {} are possible; take a smaller cap than {}", pairs_here,
+                       most_device_pairs, options.cap));
+  }
   const cuda::DeviceScope scope(device());
   load_weights(weights);
   const int pairs = options.cap * options.topk;
