@@ -52,12 +52,15 @@ void DeviceWorkspace::Impl::make_board() {
 
 // Others may still work on this process's memory: they hold it through mappings of their own.
 DeviceWorkspace::Impl::~Impl() {
+  int before = 0;  // the caller's device is current again afterwards
+  const bool known = cudaGetDevice(&before) == cudaSuccess;
   for (std::size_t gpu = 0; gpu < own.size(); ++gpu) {
     if (cudaSetDevice(map.own(gpu).device) == cudaSuccess) cudaDeviceSynchronize();
     if (own[gpu].stream != nullptr) cudaStreamDestroy(own[gpu].stream);
     cudaFree(own[gpu].settings);
   }
   cudaFreeHost(faults);
+  if (known) cudaSetDevice(before);
 }
 
 void DeviceWorkspace::Impl::write_settings() {
@@ -204,6 +207,7 @@ void DeviceWorkspace::reset(const std::vector<bool>& live) {
   fresh.epoch = own.agree_on_epoch() + 2;  // one more than any call that was under way
   fresh.call = fresh.epoch;
   for (std::size_t gpu = 0; gpu < own.map.gpus; ++gpu) {
+    const cuda::DeviceScope scope(own.map.own(gpu).device);
     const HeapView view = own.heap->view(gpu);
     for (int rank = view.rank; rank < view.rank + own.map.own(gpu).ranks; ++rank) {
       check(cudaMemcpy(view.at<HeapHeader>(rank, 0), &fresh, sizeof fresh, cudaMemcpyHostToDevice), "writing of headers");
