@@ -35,8 +35,12 @@ class WeightStream {
     for (int stage = 0; stage < stages; ++stage) {
       shared_.weight_ring.wait_empty(at_);
       shared_.weight_ring.expect(at_, bytes);
-      ptx::load_bulk_once(shared_.weights[at_.stage], from, static_cast<std::uint32_t>(bytes),
-                          &shared_.weight_ring.full[at_.stage]);
+      if (task.blocks == 1) {
+        ptx::load_bulk_once(shared_.weights[at_.stage], from, static_cast<std::uint32_t>(bytes),
+                            &shared_.weight_ring.full[at_.stage]);
+      } else {  // the other row blocks' CTAs shall find them in the L2
+        cute::SM90_BULK_COPY_G2S::copy(from, &shared_.weight_ring.full[at_.stage], shared_.weights[at_.stage], bytes);
+      }
       from += bytes;
       at_.advance();
     }

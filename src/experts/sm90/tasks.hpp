@@ -31,7 +31,8 @@ struct Task {
   int tile = 0;
   int first = 0;
   int rows = 0;
-  int flat = 0;  ///< of the first row: its number among the rows of all experts
+  int flat = 0;    ///< of the first row: its number among the rows of all experts
+  int blocks = 1;  ///< of the expert, which all read these weights
 };
 
 /// All tasks of a product. By expert: the inclusive prefix sums of rows and of row blocks.
@@ -54,7 +55,7 @@ struct TaskList {
     const int block = rows_a_block(rows, blocks, unit);
     const int first = local % blocks * block;
     const int left = rows - first;
-    return {expert, local / blocks, first, left < block ? left : block, row_begin + first};
+    return {expert, local / blocks, first, left < block ? left : block, row_begin + first, blocks};
   }
 };
 

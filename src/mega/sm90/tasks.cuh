@@ -68,7 +68,13 @@ __device__ inline KernelTask routed_task(const MegaCall& call, const MegaTask& f
   const MegaBlock block = block_of(call, found.block);
   KernelTask task;
   task.source = found.kind == MegaTask::Kind::gemm1 ? MegaSource::gemm1 : MegaSource::gemm2;
-  task.task = {block.expert, found.part, 0, block.rows, static_cast<int>(block.ring_row)};
+  const MegaBlocks blocks = call.blocks();
+  task.task = {block.expert,
+               found.part,
+               0,
+               block.rows,
+               static_cast<int>(block.ring_row),
+               blocks.ends[block.expert] - blocks.begin(block.expert)};
   task.place = block.place;
   return task;
 }
@@ -85,7 +91,7 @@ __device__ void for_shared_tasks(const MegaCall& call, MegaSource source, const 
     const int first = block * layout.block_rows;
     KernelTask task;
     task.source = source;
-    task.task = {0, number % parts, 0, min(layout.block_rows, call.input.tokens - first), first};
+    task.task = {0, number % parts, 0, min(layout.block_rows, call.input.tokens - first), first, blocks};
     task.place = {block, 0};
     work(task);
   }

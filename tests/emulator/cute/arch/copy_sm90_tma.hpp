@@ -6,6 +6,7 @@
 
 #include "cutlass/arch/barrier.h"
 #include "emulator/device.hpp"
+#include "signal/ptx.cuh"
 
 namespace heddle::emulator {
 
@@ -52,6 +53,12 @@ struct SM90_TMA_LOAD_2D {
       arrived.bytes -= boxes.box_rows * 128;
       arrived.settle();
     });
+  }
+};
+
+struct SM90_BULK_COPY_G2S {
+  static void copy(const void* from, std::uint64_t* barrier, void* to, std::int32_t bytes) {
+    heddle::ptx::load_bulk_once(to, from, static_cast<std::uint32_t>(bytes), barrier);
   }
 };
 
