@@ -5,28 +5,6 @@
 namespace heddle::layer_test {
 namespace {
 
-/// Weights of these kinds are multiplied as e4m3.
-bool needs_fp8(WeightKind kind) { return kind == WeightKind::fp8_block || kind == WeightKind::mxfp4; }
-
-/// A small layer on `ranks` ranks whose sizes are no multiples of the tiles.
-Case plain_case(int ranks, WeightKind kind) {
-  Case c;
-  c.layer.shape = {448, 320, 13, 4, {}};
-  c.layer.kind = kind;
-  c.layer.seed = 7;
-  c.placement = Placement::contiguous(c.layer.shape.experts, ranks);
-  c.options.cap = 24;
-  for (int rank = 0; rank < ranks; ++rank) c.tokens.push_back(rank % 3 == 1 ? 0 : (rank % 2 == 0 ? 24 : 7));
-  return c;
-}
-
-Case with_shared(Case c, WeightKind kind, bool gated) {
-  c.layer.shared_kind = kind;
-  c.layer.shared_intermediate = c.layer.shape.intermediate;
-  c.gated_shared = gated;
-  return c;
-}
-
 std::vector<RunnerKind> runners_of(Way way) {
   std::vector<RunnerKind> runners;
   for (const RunnerKind runner : {RunnerKind::contiguous, RunnerKind::masked, RunnerKind::routed}) {
@@ -346,18 +324,6 @@ TEST(DeviceLayerGpu, MaskedRanksAreSkippedAndComeBack) {
       if (HasFailure()) return;
     }
   }
-}
-
-std::string refusal_of(const Case& c, const std::function<void(LayerBed&)>& use = {}) {
-  SyntheticLayer layer(c.layer);
-  const LayerSource source = source_of(layer, c);
-  try {
-    LayerBed bed({{&source, &c}});
-    if (use) use(bed);
-  } catch (const InputError& error) {
-    return error.what();
-  }
-  return "nothing was refused";
 }
 
 TEST(DeviceLayerGpu, RefusedByName) {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,6 +18,28 @@ namespace heddle::layer_test {
 
 /// GPUs that tests of the layer use.
 inline int gpus_for(int ranks) { return std::min({gpus_here(), 2, ranks}); }
+
+/// Weights of these kinds are multiplied as e4m3.
+inline bool needs_fp8(WeightKind kind) { return kind == WeightKind::fp8_block || kind == WeightKind::mxfp4; }
+
+/// A small layer on `ranks` ranks whose sizes are no multiples of the tiles.
+inline Case plain_case(int ranks, WeightKind kind) {
+  Case c;
+  c.layer.shape = {448, 320, 13, 4, {}};
+  c.layer.kind = kind;
+  c.layer.seed = 7;
+  c.placement = Placement::contiguous(c.layer.shape.experts, ranks);
+  c.options.cap = 24;
+  for (int rank = 0; rank < ranks; ++rank) c.tokens.push_back(rank % 3 == 1 ? 0 : (rank % 2 == 0 ? 24 : 7));
+  return c;
+}
+
+inline Case with_shared(Case c, WeightKind kind, bool gated) {
+  c.layer.shared_kind = kind;
+  c.layer.shared_intermediate = c.layer.shape.intermediate;
+  c.gated_shared = gated;
+  return c;
+}
 
 /// Where a rank's tokens lie, and its outputs.
 struct LayerPlace {
@@ -295,5 +318,18 @@ class GpuBounds {
   }
   Pool pools_[2][2];  ///< by activation, then by the combine wire: bf16, or quantised
 };
+
+/// What a layer is refused with, or is used wrongly with.
+inline std::string refusal_of(const Case& c, const std::function<void(LayerBed&)>& use = {}) {
+  SyntheticLayer layer(c.layer);
+  const LayerSource source = source_of(layer, c);
+  try {
+    LayerBed bed({{&source, &c}});
+    if (use) use(bed);
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "nothing was refused";
+}
 
 }  // namespace heddle::layer_test

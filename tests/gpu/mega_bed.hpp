@@ -7,27 +7,13 @@
 
 namespace heddle::layer_test {
 
-/// Weights that the fused kernel multiplies. Those of the first two kinds are multiplied as e4m3.
+/// Weights that the fused kernel multiplies.
 inline constexpr WeightKind fused_kinds[] = {WeightKind::mxfp4, WeightKind::fp8_block, WeightKind::bf16};
-inline bool needs_fp8(WeightKind kind) { return kind == WeightKind::fp8_block || kind == WeightKind::mxfp4; }
 
-/// A small fused layer on `ranks` ranks whose sizes are no multiples of the tiles.
+/// A small fused layer.
 inline Case fused_case(int ranks, WeightKind kind) {
-  Case c;
-  c.layer.shape = {448, 320, 13, 4, {}};
-  c.layer.kind = kind;
-  c.layer.seed = 7;
-  c.placement = Placement::contiguous(c.layer.shape.experts, ranks);
-  c.options.cap = 24;
+  Case c = plain_case(ranks, kind);
   c.take({Way::mega, Reduce::rank});
-  for (int rank = 0; rank < ranks; ++rank) c.tokens.push_back(rank % 3 == 1 ? 0 : (rank % 2 == 0 ? 24 : 7));
-  return c;
-}
-
-inline Case with_shared_expert(Case c, WeightKind kind, bool gated) {
-  c.layer.shared_kind = kind;
-  c.layer.shared_intermediate = c.layer.shape.intermediate;
-  c.gated_shared = gated;
   return c;
 }
 

@@ -60,7 +60,7 @@ TEST(MegaCallsGpu, GraphsOfSeveralStepsInAnyOrder) {
   SKIP_WITHOUT_GPU();
   const std::uint64_t seed = announced_seed();
   for (const WeightKind kind : fused_kinds) {
-    const Case c = with_shared_expert(fused_case(4, kind), kind, true);
+    const Case c = with_shared(fused_case(4, kind), kind, true);
     replay_in_any_order({with_ring(c, 8, RingSize::live), with_ring(c, 128, RingSize::full)}, {1, 7, c.options.cap}, seed);
     if (HasFailure()) return;
   }
@@ -69,7 +69,7 @@ TEST(MegaCallsGpu, GraphsOfSeveralStepsInAnyOrder) {
 TEST(MegaCallsGpu, GraphsUnderTensorParallelAttention) {
   SKIP_WITHOUT_GPU();
   const std::uint64_t seed = announced_seed();
-  Case c = with_shared_expert(fused_case(4, WeightKind::mxfp4), WeightKind::bf16, false);
+  Case c = with_shared(fused_case(4, WeightKind::mxfp4), WeightKind::bf16, false);
   make_tensor_parallel(c);
   replay_in_any_order({with_ring(c, 8, RingSize::live), with_ring(c, 32, RingSize::full)}, {c.all_tokens()}, seed);
 }
@@ -78,7 +78,7 @@ TEST(MegaCallsGpu, TensorParallelAttentionGivesAllOutputsToAll) {
   SKIP_WITHOUT_GPU();
   for (const int ranks : {1, 3, 8}) {
     for (const WeightKind kind : fused_kinds) {
-      Case c = with_shared_expert(fused_case(ranks, kind), WeightKind::bf16, true);
+      Case c = with_shared(fused_case(ranks, kind), WeightKind::bf16, true);
       const std::vector<bf16> apart = expect_equal_to_the_chain(c);
       make_tensor_parallel(c);
       EXPECT_EQ(different_bits(expect_equal_to_the_chain(c), apart), 0u) << "whoever the tokens belong to";
@@ -130,10 +130,8 @@ Mix mixed_layers(int ranks) {
   Mix mix;
   const auto add_fused = [&mix](const Case& c) { mix.add(c, chain_of(c)); };
   add_fused(with_ring(sized(ranks, WeightKind::mxfp4, 320, 13, 24), 8, RingSize::live));
-  add_fused(
-      with_ring(with_shared_expert(sized(ranks, WeightKind::bf16, 192, 30, 60), WeightKind::bf16, true), 128, RingSize::live));
-  add_fused(
-      with_ring(with_shared_expert(sized(ranks, WeightKind::fp8_block, 640, 4, 40), WeightKind::mxfp4, false), 16, RingSize::full));
+  add_fused(with_ring(with_shared(sized(ranks, WeightKind::bf16, 192, 30, 60), WeightKind::bf16, true), 128, RingSize::live));
+  add_fused(with_ring(with_shared(sized(ranks, WeightKind::fp8_block, 640, 4, 40), WeightKind::mxfp4, false), 16, RingSize::full));
   for (const Route& route :
        {Route{Way::gather, Reduce::rank}, Route{Way::one_sided, Reduce::rank}, Route{Way::elastic, Reduce::rank}}) {
     Case c = sized(ranks, WeightKind::mxfp4, 256, 17, 33);
@@ -170,7 +168,7 @@ TEST(MegaCallsGpu, DelaysBeforeEveryVerb) {
   SKIP_WITHOUT_GPU();
   const std::uint64_t seed = announced_seed();
   for (const WeightKind kind : fused_kinds) {
-    const Case c = with_shared_expert(fused_case(4, kind), kind, true);
+    const Case c = with_shared(fused_case(4, kind), kind, true);
     MegaBed bed({with_ring(c, 8, RingSize::live), with_ring(c, 32, RingSize::full)});
     std::vector<Batch> batches;
     for (std::uint64_t i = 0; i < 6; ++i) batches.push_back(draw_batch(bed, c, c.options.cap, seed + i));
@@ -216,7 +214,7 @@ TEST(MegaCallsGpu, AShareOfTheSms) {
   SKIP_WITHOUT_GPU();
   for (const int ranks : {1, 4, 16}) {
     for (const WeightKind kind : fused_kinds) {
-      const Case c = with_shared_expert(fused_case(ranks, kind), kind, false);
+      const Case c = with_shared(fused_case(ranks, kind), kind, false);
       for (const int sms : {20, 40}) {
         SCOPED_TRACE(testing::Message() << sms << " SMs");
         MegaBed bed({with_ring(c, 8, RingSize::live), with_ring(c, 128, RingSize::live)}, std::chrono::seconds(30), on_sms(sms));
@@ -233,7 +231,7 @@ TEST(MegaCallsGpu, EitherSizeOfRowBlocks) {
   for (const DeviceRowBlocks blocks : {DeviceRowBlocks::small, DeviceRowBlocks::large}) {
     for (const WeightKind kind : fused_kinds) {
       SCOPED_TRACE(blocks == DeviceRowBlocks::small ? "small blocks" : "large blocks");
-      Case c = with_shared_expert(fused_case(4, kind), kind, false);
+      Case c = with_shared(fused_case(4, kind), kind, false);
       c.options.cap = 150;
       c.tokens = {150, 0, 33, 1};
       DeviceLayerOptions device;
@@ -308,7 +306,7 @@ TEST(MegaCallsGpu, TwoContextsSideBySide) {
   int sms = 0;
   check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0), "number of SMs");
   for (const int ranks : {2, 4}) {
-    const Case one = with_shared_expert(fused_case(ranks, WeightKind::mxfp4), WeightKind::mxfp4, false);
+    const Case one = with_shared(fused_case(ranks, WeightKind::mxfp4), WeightKind::mxfp4, false);
     const Case other = fused_case(ranks, WeightKind::bf16);
     Context first({with_ring(one, 8, RingSize::live), with_ring(one, 128, RingSize::full)}, sms / 2, seed);
     Context second({with_ring(other, 16, RingSize::live)}, sms / 2, seed + 10);
@@ -337,7 +335,7 @@ TEST(MegaCallsGpu, WhatArrivedStaysInside) {
 
 TEST(MegaCallsGpu, TimesOfACall) {
   SKIP_WITHOUT_GPU();
-  const Case c = with_shared_expert(fused_case(2, WeightKind::mxfp4), WeightKind::mxfp4, false);
+  const Case c = with_shared(fused_case(2, WeightKind::mxfp4), WeightKind::mxfp4, false);
   SyntheticLayer layer(c.layer);
   const LayerSource source = source_of(layer, c);
   DeviceLayerOptions timed;

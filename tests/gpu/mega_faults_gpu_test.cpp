@@ -32,7 +32,7 @@ struct Subject {
 };
 
 Case four_ranks(WeightKind kind) {
-  Case c = with_ring(with_shared_expert(fused_case(4, kind), WeightKind::bf16, true), 8, RingSize::live);
+  Case c = with_ring(with_shared(fused_case(4, kind), WeightKind::bf16, true), 8, RingSize::live);
   c.tokens = {24, 7, 24, 11};
   return c;
 }
@@ -229,19 +229,6 @@ TEST(MegaFaultsGpu, MaskedRanksAreSkippedAndComeBack) {
     }
     if (HasFailure()) return;
   }
-}
-
-/// What a layer is refused with, or is used wrongly with.
-std::string refusal_of(const Case& c, const std::function<void(LayerBed&)>& use = {}) {
-  SyntheticLayer layer(c.layer);
-  const LayerSource source = source_of(layer, c);
-  try {
-    LayerBed bed({{&source, &c}});
-    if (use) use(bed);
-  } catch (const InputError& error) {
-    return error.what();
-  }
-  return "nothing was refused";
 }
 
 void expect_parts(const std::string& text, std::initializer_list<const char*> parts) {

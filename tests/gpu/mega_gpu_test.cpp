@@ -39,7 +39,7 @@ TEST(MegaGpu, SharedExperts) {
     for (const WeightKind shared : all_kinds) {
       if (needs_fp8(shared) && !needs_fp8(kind)) continue;  // activations are bf16 throughout
       for (const bool gated : {false, true}) {
-        Case c = with_shared_expert(fused_case(4, kind), shared, gated);
+        Case c = with_shared(fused_case(4, kind), shared, gated);
         c.options.shared = gated ? SharedMode::fused : SharedMode::alone;
         if (!gated) c.layer.shared_intermediate = 192;
         expect_equal_to_the_chain(c);
@@ -51,7 +51,7 @@ TEST(MegaGpu, SharedExperts) {
 
 TEST(MegaGpu, AFusedSharedExpertHasTheBitsOfOneAlone) {
   SKIP_WITHOUT_GPU();
-  Case c = with_shared_expert(fused_case(2, WeightKind::mxfp4), WeightKind::mxfp4, true);
+  Case c = with_shared(fused_case(2, WeightKind::mxfp4), WeightKind::mxfp4, true);
   const std::vector<bf16> alone = expect_equal_to_the_chain(c);
   c.options.shared = SharedMode::fused;
   EXPECT_EQ(different_bits(expect_equal_to_the_chain(c), alone), 0u);
@@ -61,7 +61,7 @@ TEST(MegaGpu, ClampsAndOutliers) {
   SKIP_WITHOUT_GPU();
   for (const WeightKind kind : fused_kinds) {
     for (const float clamp : {0.5f, 10.0f}) {
-      Case c = with_shared_expert(fused_case(2, kind), kind, false);
+      Case c = with_shared(fused_case(2, kind), kind, false);
       c.options.clamp = clamp;
       c.hidden_states = HiddenStates::heavy_tailed;
       expect_equal_to_the_chain(c);
@@ -93,7 +93,7 @@ TEST(MegaGpu, Sizes) {
 TEST(MegaGpu, EveryBatchUpToTheCap) {
   SKIP_WITHOUT_GPU();
   for (const WeightKind kind : fused_kinds) {
-    Case c = with_shared_expert(fused_case(2, kind), WeightKind::bf16, true);
+    Case c = with_shared(fused_case(2, kind), WeightKind::bf16, true);
     c.options.cap = 9;
     c.options.block_rows = 8;
     MegaBed bed(c);
@@ -115,7 +115,7 @@ TEST(MegaGpu, RanksWithoutExpertsOrTokens) {
     Case c = fused_case(5, WeightKind::fp8_block);
     c.layer.shape.experts = c.layer.shape.topk = 2;  // on two of five ranks
     c.placement = Placement::contiguous(2, 5);
-    if (has_shared) c = with_shared_expert(c, WeightKind::mxfp4, true);
+    if (has_shared) c = with_shared(c, WeightKind::mxfp4, true);
     MegaBed bed(c);
     for (const std::vector<int>& tokens : {std::vector<int>{0, 6, 3, 0, 1}, {0, 0, 0, 0, 0}, {24, 0, 0, 0, 0}, {2, 2, 2, 2, 2}}) {
       for (const double missing : {0.0, 1.0}) {  // 1: nobody chooses anything
@@ -285,7 +285,7 @@ TEST(MegaGpu, AgreesWithTheHostEngine) {
                   run_layer(bed.source(), with_ring(c, c.options.block_rows, c.options.ring), tokens).outputs);
   };
   for (const int ranks : {1, 4}) {
-    for (const WeightKind kind : fused_kinds) expect_the_host_engines(with_shared_expert(fused_case(ranks, kind), kind, true));
+    for (const WeightKind kind : fused_kinds) expect_the_host_engines(with_shared(fused_case(ranks, kind), kind, true));
   }
   for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(longer(40)) && !HasFailure(); ++i) {
     Chance chance(seed + i + 7);

@@ -182,7 +182,7 @@ TEST(ProcessLayerGpu, TheFusedLayerHasTheChainsBits) {
     for (const auto& ranks : {std::array{1, 1}, std::array{2, 3}}) {  // of each process
       const DeviceGroupOptions mine{ranks[static_cast<std::size_t>(process)], {0}, std::chrono::seconds(60)};
       for (const WeightKind kind : fused_kinds) {
-        const Case c = with_shared_expert(fused_case(ranks[0] + ranks[1], kind), kind, false);
+        const Case c = with_shared(fused_case(ranks[0] + ranks[1], kind), kind, false);
         SCOPED_TRACE(testing::Message() << text_of(c) << ", process " << process);
         FusedProcess run(c, *group, mine);
         for (int i = 0; i < 3; ++i) {
