@@ -14,7 +14,6 @@
 #include "command.hpp"
 #include "heddle/error.hpp"
 #include "heddle/routing.hpp"
-#include "json_file.hpp"
 #include "words.hpp"
 
 namespace heddle::tool {
@@ -89,20 +88,7 @@ void bench_experts(const ExpertsArguments& a, int& status) {
   int ranks = 1, gpus = 1;
   Lanes lanes(devices_for("experts", ranks, gpus), std::chrono::milliseconds(a.deadline_ms));
   ExpertsRun run(a, counts, lanes);
-  const auto save = [&](const std::string& failed) {
-    if (a.json.empty()) return;
-    Json object = run.json();
-    if (!failed.empty()) object["failed"] = failed;
-    write_json(a.json, object);
-  };
-  const auto give_up = [&] { end_of_patience(run.under_way(), lanes, save); };
-  try {
-    run.all([&] { save(""); }, give_up);
-  } catch (const Error& error) {
-    save(error.what());
-    throw;
-  }
-  save("");
+  run_and_save(run, lanes, a.json);
   if (run.wrong() > 0) status = 1;
 }
 

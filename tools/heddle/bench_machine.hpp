@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "bench_replay.hpp"
+#include "heddle/error.hpp"
+#include "json_file.hpp"
 
 namespace heddle::tool {
 
@@ -28,5 +30,29 @@ void print_line(const std::string& line);
 /// that a kernel still uses cannot be given back, so nothing less would end.
 [[noreturn]] void end_of_patience(const std::string& under_way, const Lanes& lanes,
                                   const std::function<void(const std::string& failed)>& save);
+
+/// All of a run that has json(), under_way() and all(save, give_up). Its JSON goes to `path` (nowhere if empty) as it grows, and
+/// says at last what it failed with. Errors name the configuration, too, except those of what was asked for.
+template <class Run>
+void run_and_save(Run& run, const Lanes& lanes, const std::string& path) {
+  const auto save = [&](const std::string& failed) {
+    if (path.empty()) return;
+    nlohmann::ordered_json object = run.json();
+    if (!failed.empty()) object["failed"] = failed;
+    write_json(path, object);
+  };
+  const auto give_up = [&] { end_of_patience(run.under_way(), lanes, save); };
+  try {
+    run.all([&] { save(""); }, give_up);
+  } catch (const InputError& error) {
+    save(error.what());
+    throw;
+  } catch (const Error& error) {  // which says what was waited for, but not in which configuration
+    const std::string message = run.under_way() + ": " + error.what();
+    save(message);
+    throw Error(error.kind(), message);
+  }
+  save("");
+}
 
 }  // namespace heddle::tool

@@ -14,7 +14,6 @@
 #include "command.hpp"
 #include "heddle/error.hpp"
 #include "inputs.hpp"
-#include "json_file.hpp"
 #include "words.hpp"
 
 namespace heddle::tool {
@@ -92,24 +91,7 @@ void bench_mega(const MegaArguments& arguments, int& status) {
   check_arguments(a);
   Lanes lanes(devices_for("mega", a.ranks, a.gpus), std::chrono::milliseconds(a.deadline_ms));
   MegaRun run(a, lanes);
-  const auto save = [&](const std::string& failed) {
-    if (a.json.empty()) return;
-    Json object = run.json();
-    if (!failed.empty()) object["failed"] = failed;
-    write_json(a.json, object);
-  };
-  const auto give_up = [&] { end_of_patience(run.under_way(), lanes, save); };
-  try {
-    run.all([&] { save(""); }, give_up);
-  } catch (const InputError& error) {
-    save(error.what());
-    throw;
-  } catch (const Error& error) {  // which says what a rank waited for, but not in which configuration
-    const std::string message = fmt::format("{}: {}", run.under_way(), error.what());
-    save(message);
-    throw Error(error.kind(), message);
-  }
-  save("");
+  run_and_save(run, lanes, a.json);
   if (run.wrong() > 0) status = 1;
 }
 
