@@ -62,7 +62,7 @@ constexpr std::size_t mega_shared_bytes() {
   return sizeof(MegaShared<Shape>) + most_mega_counts * sizeof(std::int32_t);
 }
 
-/// Barriers of the CTA by number; the engine has the first ones.
+/// The math warps of the CTA meet, at the barrier (number 1) where they meet in the engine's epilogues, too.
 template <class Shape>
 __device__ void meet_math() {
   cutlass::arch::NamedBarrier::sync(Shape::math_threads, 1);
