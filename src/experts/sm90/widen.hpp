@@ -18,10 +18,13 @@ namespace heddle::sm90 {
 
 namespace detail {
 
-/// Four bytes out of the eight of (low, high), chosen by the low three bits of each of the selector's four low nibbles.
+/// Four bytes out of the eight of (low, high), chosen by the selector's four low nibbles, whose highest bits are zero. (The
+/// intrinsic masks them off once more, which costs an operation.)
 HEDDLE_HOST_DEVICE inline std::uint32_t byte_permute(std::uint32_t low, std::uint32_t high, std::uint32_t selector) {
 #if defined(__CUDA_ARCH__)
-  return __byte_perm(low, high, selector);
+  std::uint32_t result;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(low), "r"(high), "r"(selector));
+  return result;
 #else
   const std::uint64_t bytes = static_cast<std::uint64_t>(high) << 32 | low;
   std::uint32_t result = 0;
@@ -105,9 +108,10 @@ HEDDLE_HOST_DEVICE inline void widen_mxfp4(const std::uint32_t (&words)[8], cons
     const std::uint32_t low = 0x0C080000u + delta * 0x08080800u;
     const std::uint32_t high = 0x1C181410u + delta * 0x08080808u;
     const std::uint32_t word = words[i];
+    const std::uint32_t magnitudes = word & 0x77777777u;  // the permute looks at the lower four
     const int first = i / 2 * 4 + i % 2;
-    a[first] = byte_permute(low, high, word & 0x7777u) | (word & 0x80808080u);
-    a[first + 2] = byte_permute(low, high, (word >> 16) & 0x7777u) | ((word << 4) & 0x80808080u);
+    a[first] = byte_permute(low, high, magnitudes) | (word & 0x80808080u);
+    a[first + 2] = byte_permute(low, high, magnitudes >> 16) | ((word << 4) & 0x80808080u);
   }
 }
 
