@@ -144,15 +144,19 @@ void yield(const char* what) {
 
 void progress() { machine->moved = true; }
 
-void meet(std::uintptr_t barrier, int threads, const char* what) {
+void arrive(std::uintptr_t barrier, int threads) {
   Meeting& meeting = machine->meetings[barrier];
-  const unsigned generation = meeting.generation;
   progress();
   if (++meeting.arrived == threads) {
     meeting.arrived = 0;
     ++meeting.generation;
-    return;
   }
+}
+
+void meet(std::uintptr_t barrier, int threads, const char* what) {
+  const Meeting& meeting = machine->meetings[barrier];
+  const unsigned generation = meeting.generation;
+  arrive(barrier, threads);
   while (meeting.generation == generation) yield(what);
 }
 

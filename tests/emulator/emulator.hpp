@@ -38,6 +38,8 @@ void progress();
 
 /// All of `threads` threads that name the same barrier meet.
 void meet(std::uintptr_t barrier, int threads, const char* what);
+/// Counts as one of them, and does not wait.
+void arrive(std::uintptr_t barrier, int threads);
 /// Of the calling thread.
 int thread();
 Products products();

@@ -8,7 +8,7 @@
 #include "experts/sm90/epilogue.cuh"
 #include "experts/sm90/mainloop.cuh"
 #include "experts/sm90/shared.cuh"
-#include "experts/sm90/tasks.hpp"
+#include "experts/sm90/task_ring.cuh"
 
 namespace heddle::sm90 {
 
@@ -138,21 +138,23 @@ __device__ __forceinline__ void with_tile(int rows, const Work& work, const AnyT
 
 /// A math warpgroup: every task of this CTA.
 template <class Shape>
-__device__ __forceinline__ void compute(Shared<Shape>& shared, const ProductCall& call, const OrderedMatrix& weights,
-                                        const TaskList& tasks) {
+__device__ __forceinline__ void compute(Shared<Shape>& shared, TaskRing& tasks, const ProductCall& call,
+                                        const OrderedMatrix& weights) {
   const int thread = static_cast<int>(threadIdx.x);
-  const MathThread me{thread / warpgroup_threads * Shape::slabs, thread % warpgroup_threads};
+  const MathThread me{ptx::uniform(thread / warpgroup_threads) * Shape::slabs, thread % warpgroup_threads};
   RowFactors<Shape> factors(shared, me);
   MathPosition<Shape> at;
   const ProductMath<Shape> math{shared, call, weights, me, factors, at};
-  TaskTurns turns(tasks, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+  ListedTasks listed(tasks);
   Task next;
-  bool more = turns.next(next);
+  bool more = listed.next(next);
   if (more) factors.fetch(weights, next);
   while (more) {
     const Task task = next;
+    at.weights.settle();
+    at.rows.settle();
     factors.turn();
-    more = turns.next(next);
+    more = listed.next(next);
     if (more) factors.fetch(weights, next);
     with_tile<Shape>(task.rows, math, task);
   }

@@ -9,7 +9,7 @@
 #include "experts/sm90/large_mainloop.cuh"
 #include "experts/sm90/loaders.cuh"
 #include "experts/sm90/shared.cuh"
-#include "experts/sm90/tasks.hpp"
+#include "experts/sm90/task_ring.cuh"
 
 namespace heddle::sm90 {
 
@@ -86,17 +86,22 @@ __device__ __forceinline__ void compute_large(Shared<Shape>& shared, const Produ
 
 /// A math warpgroup: every task of this CTA.
 template <class Shape>
-requires Shape::tokens_first __device__ __forceinline__ void compute(Shared<Shape>& shared, const ProductCall& call,
-                                                                     const OrderedMatrix& weights, const TaskList& tasks) {
+requires Shape::tokens_first __device__ __forceinline__ void compute(Shared<Shape>& shared, TaskRing& tasks,
+                                                                     const ProductCall& call, const OrderedMatrix& weights) {
   LargeRings<Shape> at;
+  LargeTurns<Shape>::begin(ptx::uniform(static_cast<int>(threadIdx.x) / warpgroup_threads));
   int turn = 0;
-  for_tasks(tasks, [&](const Task& task) {
+  ListedTasks listed(tasks);
+  Task task;
+  while (listed.next(task)) {
+    at.operands.settle();
+    at.rows.settle();
     if (task.rows <= Shape::half_tokens) {
       compute_large<Shape, 1>(shared, call, weights, task, at, turn);
     } else {
       compute_large<Shape, 2>(shared, call, weights, task, at, turn);
     }
-  });
+  }
 }
 
 }  // namespace heddle::sm90

@@ -6,30 +6,35 @@
 
 #include <cstdint>
 
+#include <cutlass/arch/barrier.h>
+
 #include "experts/sm90/call.hpp"
 #include "experts/sm90/product.cuh"
 #include "experts/sm90/shared.cuh"
 #include "experts/sm90/widen.hpp"
+#include "signal/ptx.cuh"
 
 namespace heddle::sm90 {
 
-/// Where a math thread stands in a row block: whose tokens and which weights its warpgroup has.
+/// Where a math thread stands in a row block: whose tokens and which weights its warpgroup has. What is a whole warp's is known to
+/// be: a branch that hangs on it must not make the compiler believe that the warp's lanes part, or no loop stays uniform.
 struct LargePosition {
   int warpgroup;
+  int warp;         ///< of the warpgroup
   int thread;       ///< of 128
   int first_token;  ///< of the warpgroup
   int first_piece;  ///< of the two halves of a tile
 
   /// With more than 64 tokens a warpgroup has its own 64 of them and both halves, else all tokens and a half.
   __device__ LargePosition(bool all_pieces)
-      : warpgroup(static_cast<int>(threadIdx.x) / warpgroup_threads),
+      : warpgroup(ptx::uniform(static_cast<int>(threadIdx.x) / warpgroup_threads)),
+        warp(ptx::uniform(static_cast<int>(threadIdx.x) % warpgroup_threads / warp_threads)),
         thread(static_cast<int>(threadIdx.x) % warpgroup_threads),
         first_token(all_pieces ? 64 * warpgroup : 0),
         first_piece(all_pieces ? 0 : warpgroup) {}
 
-  __device__ int warp() const { return thread / warp_threads; }
   __device__ int lane() const { return thread % warp_threads; }
-  __device__ int first_of_warp() const { return first_token + 16 * warp(); }
+  __device__ int first_of_warp() const { return first_token + 16 * warp; }
   /// The first of the thread's two tokens; the other one is 8 behind it.
   __device__ int token() const { return first_of_warp() + lane() / 4; }
   /// Of its columns in each eight, which are two.
@@ -46,6 +51,26 @@ struct LargeSums {
   float piece[pieces][64];
 };
 
+/// The warpgroups take turns at the tensor cores, a piece at a time: while one promotes, the other one's products run. Left to
+/// themselves both begin when a stage is full, get half of the tensor cores each, and promote at the same time while these idle.
+template <class Shape>
+class LargeTurns {
+ public:
+  static_assert(Shape::warpgroups == 2);
+  /// Once, by all math threads, before the first product: the first turn is warpgroup 0's.
+  __device__ static void begin(int warpgroup) {
+    if (warpgroup == 1) pass(warpgroup);
+  }
+  /// Waits for the turn.
+  __device__ static void take(int warpgroup) { cutlass::arch::NamedBarrier::sync(Shape::math_threads, number_of(warpgroup)); }
+  /// The products are on their way.
+  __device__ static void pass(int warpgroup) { cutlass::arch::NamedBarrier::arrive(Shape::math_threads, number_of(1 - warpgroup)); }
+
+ private:
+  /// Barrier 1 is that of all math threads, 2 and 3 are those of row factors.
+  __device__ static std::uint32_t number_of(int warpgroup) { return static_cast<std::uint32_t>(4 + warpgroup); }
+};
+
 template <class Shape>
 struct LargeRings {
   RingPosition<Shape::widens ? Shape::operand_stages : Shape::weight_stages> operands;
@@ -58,7 +83,13 @@ class LargeLoop {
  public:
   __device__ LargeLoop(Shared<Shape>& shared, LargeRings<Shape>& at, const WeightPlan& plan, const LargePosition& me, int tile_has,
                        TokenScales scales)
-      : shared_(shared), at_(at), plan_(plan), me_(me), tile_has_(tile_has), scales_(scales) {}
+      : shared_(shared), at_(at), plan_(plan), me_(me), scales_(scales) {
+#pragma unroll
+    for (int p = 0; p < pieces; ++p) {  // the slabs of a piece are of one block of 128 rows, of gate and of up
+      block_offset_[p] = plan.scales_offset(tile_has, min((me.first_piece + p) * slabs_a_piece, tile_has - 1));
+    }
+    look_ahead();
+  }
 
   __device__ __forceinline__ void run(int stages, LargeSums<pieces>& sums) {
 #pragma unroll
@@ -82,21 +113,33 @@ class LargeLoop {
     float of[2][2];
   };
 
+  /// Scales of a stage as they lie there: of the thread's tokens, and of weight blocks, gate and up.
+  struct Scales {
+    float token[2];
+    RowPair block[pieces];
+
+    __device__ Factors of(int p) const {
+      return {{{token[0] * block[p].low, token[0] * block[p].high}, {token[1] * block[p].low, token[1] * block[p].high}}};
+    }
+  };
+
   template <bool stepped>
   __device__ __forceinline__ void run_stage(LargeSums<pieces>& sums) {
     Partial partial;
     wait();
+    const Scales scales = load_scales(0);
 #pragma unroll
     for (int p = 0; p < pieces; ++p) {
+      LargeTurns<Shape>::take(me_.warpgroup);
       begin(partial);
 #pragma unroll
-      for (int which = 0; which < instructions_a_panel; ++which) multiply_panels(partial, tokens(), weights(p), which, which == 0);
+      for (int which = 0; which < instructions_a_panel; ++which) multiply_panels(partial, tokens_, weights(p), which, which == 0);
       cute::warpgroup_commit_batch();
-      const Factors factors = factors_of(p, 0);
+      LargeTurns<Shape>::pass(me_.warpgroup);
       finish(partial);
       const int stage = at_.operands.stage;
       if (p == pieces - 1 && !stepped) leave();
-      promote<stepped>(partial, factors, stage, p, sums.piece[p]);
+      promote<stepped>(partial, scales.of(p), stage, p, sums.piece[p]);
       if (p == pieces - 1 && stepped) leave();
     }
   }
@@ -110,10 +153,10 @@ class LargeLoop {
 #pragma unroll 1
       for (int group = 0; group < instructions_a_panel; ++group) {
         begin(partial);
-        multiply_panels(partial, tokens(), weights(p), group, true);
+        multiply_panels(partial, tokens_, weights(p), group, true);
         cute::warpgroup_commit_batch();
         finish(partial);
-        const Factors factors = factors_of(p, group);
+        const Factors factors = load_scales(group).of(p);
         if (stepped()) {
           promote<true>(partial, factors, at_.operands.stage, p, sums.piece[p]);
         } else {
@@ -127,8 +170,8 @@ class LargeLoop {
   __device__ bool stepped() const { return weight_scale(Shape::kind) == WeightScale::by_step && plan_.step_exponents; }
 
   __device__ void wait() const {
-    shared_.operand_ring().wait_full(at_.operands);
-    shared_.row_ring.wait_full(at_.rows);
+    if (!operands_there_) shared_.operand_ring().wait_full(at_.operands);
+    if (!rows_there_) shared_.row_ring.wait_full(at_.rows);
   }
   /// The tensor cores have read the stage, this warp's scales are in registers.
   __device__ void leave() {
@@ -139,12 +182,17 @@ class LargeLoop {
     }
     at_.operands.advance();
     at_.rows.advance();
+    look_ahead();
+  }
+  /// What the next stage's first product needs, while this one is promoted.
+  __device__ void look_ahead() {
+    tokens_ = panel_descriptor(shared_.rows[at_.rows.stage] + me_.first_token * panel_bytes);
+    weights_ = panel_descriptor(shared_.operands(at_.operands.stage) + me_.first_piece * piece_bytes);
+    operands_there_ = shared_.operand_ring().is_full(at_.operands);
+    rows_there_ = shared_.row_ring.is_full(at_.rows);
   }
 
-  __device__ std::uint64_t tokens() const { return panel_descriptor(shared_.rows[at_.rows.stage] + me_.first_token * panel_bytes); }
-  __device__ std::uint64_t weights(int p) const {
-    return panel_descriptor(shared_.operands(at_.operands.stage) + (me_.first_piece + p) * slabs_a_piece * slab_rows * panel_bytes);
-  }
+  __device__ std::uint64_t weights(int p) const { return weights_ + static_cast<std::uint64_t>(p * piece_bytes >> 4); }
   __device__ static void begin(Partial& partial) {
     hold(partial);
     cute::warpgroup_arrive();
@@ -154,16 +202,19 @@ class LargeLoop {
     hold(partial);
   }
 
-  __device__ Factors factors_of(int p, int group) const {
-    const float* scales = shared_.scales[at_.rows.stage] + group * Shape::most_tokens + me_.token();
-    const float token[2] = {scales[0], scales[8]};
-    if constexpr (weight_scale(Shape::kind) != WeightScale::by_block) {
-      return {{{token[0], token[0]}, {token[1], token[1]}}};
-    } else {  // the slabs of a piece are of one block of 128 rows, of gate and of up
-      const int slab = min((me_.first_piece + p) * slabs_a_piece, tile_has_ - 1);
-      const RowPair block = block_scales(shared_.operands(at_.operands.stage) + plan_.scales_offset(tile_has_, slab));
-      return {{{token[0] * block.low, token[0] * block.high}, {token[1] * block.low, token[1] * block.high}}};
+  __device__ Scales load_scales(int group) const {
+    const float* tokens = shared_.scales[at_.rows.stage] + group * Shape::most_tokens + me_.token();
+    Scales scales;
+    scales.token[0] = tokens[0];
+    scales.token[1] = tokens[8];
+#pragma unroll
+    for (int p = 0; p < pieces; ++p) {
+      scales.block[p] = {1.0f, 1.0f};
+      if constexpr (weight_scale(Shape::kind) == WeightScale::by_block) {
+        scales.block[p] = block_scales(shared_.operands(at_.operands.stage) + block_offset_[p]);
+      }
     }
+    return scales;
   }
 
   /// Powers of two of the step for two weight rows.
@@ -189,12 +240,20 @@ class LargeLoop {
     }
   }
 
+  static constexpr int piece_bytes = slabs_a_piece * slab_rows * panel_bytes;
+
   Shared<Shape>& shared_;
   LargeRings<Shape>& at_;
   const WeightPlan& plan_;
   const LargePosition& me_;
-  int tile_has_;
   TokenScales scales_;
+  int block_offset_[pieces];  ///< of the pieces' block scales in a stage
+
+  // Of the stage that comes next.
+  std::uint64_t tokens_;
+  std::uint64_t weights_;
+  bool operands_there_;
+  bool rows_there_;
 };
 
 }  // namespace heddle::sm90

@@ -1,5 +1,5 @@
 // The roles that fill the rings: one thread streams weights, a warp fetches token scales; row_loaders.cuh brings the tokens' rows.
-// Each works through the tasks by itself, so weights run ahead while rows are still on their way.
+// Each works through the tasks at its own pace, so weights run ahead while rows are still on their way.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,6 @@
 #include "signal/ptx.cuh"
 
 namespace heddle::sm90 {
-
-/// Calls task(Task) for every task of this CTA.
-template <class Work>
-__device__ void for_tasks(const TaskList& tasks, const Work& work) {
-  TaskTurns turns(tasks, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
-  Task task;
-  while (turns.next(task)) work(task);
-}
 
 /// Streams chunks, a stage a bulk copy. By one thread.
 template <class Shape>
@@ -186,7 +178,7 @@ class ScaleLoader {
   std::size_t stride_ = 0;
   int groups_ = 0;
   int rows_ = 0;
-  std::uint32_t place_[rows_a_lane];
+  std::uint32_t place_[rows_a_lane] = {};
   RingPosition<Shape::row_stages> at_;
 };
 

@@ -12,15 +12,31 @@
 #include "experts/sm90/row_loaders.cuh"
 #include "experts/sm90/scan.cuh"
 #include "experts/sm90/shared.cuh"
+#include "experts/sm90/task_ring.cuh"
 #include "experts/sm90/tasks.hpp"
 
 namespace heddle::sm90 {
 
+/// The shared memory of a product: the engine's, and the tasks of the CTA. Behind it lie the lists of experts.
+template <class Shape>
+struct ProductShared {
+  Shared<Shape> engine;
+  TaskRing tasks;
+
+  /// [experts] each: where an expert's rows end, and its row blocks.
+  __device__ int* row_ends() { return reinterpret_cast<int*>(this + 1); }
+  __device__ int* block_ends(int experts) { return row_ends() + experts; }
+};
+template <class Shape>
+constexpr std::size_t shared_bytes(int experts) {
+  return sizeof(ProductShared<Shape>) + static_cast<std::size_t>(experts) * 2 * sizeof(int);
+}
+
 /// Where the rows and the row blocks of the experts end. By one warp.
 template <class Shape>
-__device__ void list_tasks(Shared<Shape>& shared, const ProductCall& call) {
-  int* row_end = row_ends(shared);
-  int* block_end = block_ends(shared, call.experts);
+__device__ void list_tasks(ProductShared<Shape>& shared, const ProductCall& call) {
+  int* row_end = shared.row_ends();
+  int* block_end = shared.block_ends(call.experts);
   int blocks_before = 0;
   scan_rows(call.counts, call.experts, call.limits, [&](int expert, int begin, int end) {
     const int blocks = blocks_before + warp_prefix_sum(blocks_of(end - begin, Shape::most_tokens));
@@ -40,33 +56,62 @@ __device__ OrderedMatrix weights_of(const ProductCall& call) {
   return weights;
 }
 
+/// Lists the tasks of this CTA and streams their weights. By one thread. Tasks are told one ahead: whoever works on one may look at
+/// the next before the weights of the first are through.
+template <class Shape>
+__device__ void stream_weights(ProductShared<Shape>& shared, const OrderedMatrix& weights, const TaskList& tasks) {
+  TaskTurns turns(tasks, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+  TaskLister lister(shared.tasks);
+  WeightStream<Shape> stream(shared.engine);
+  const auto tell_next = [&](Task& task) {
+    const bool more = turns.next(task);
+    more ? lister.put(task) : lister.end();
+    return more;
+  };
+  Task task;
+  bool more = tell_next(task);
+  while (more) {
+    Task next;
+    more = tell_next(next);
+    stream.load(weights, task);
+    task = next;
+  }
+}
+
 /// The loading warpgroup: a warp for weights, one for token scales, one or two for token rows. `thread` is of its 128.
 template <class Shape>
-__device__ __forceinline__ void load(Shared<Shape>& shared, const ProductCall& call, const OrderedMatrix& weights,
+__device__ __forceinline__ void load(ProductShared<Shape>& shared, const ProductCall& call, const OrderedMatrix& weights,
                                      const TaskList& tasks, int thread) {
   const int warp = thread / warp_threads;
   const WeightPlan& plan = weights.plan;
   const int stages = plan.steps() / Shape::parts;
+  ListedTasks listed(shared.tasks);
+  Task task;
   if (warp == 0) {
-    WeightStream<Shape> stream(shared);
-    if (thread == 0) for_tasks(tasks, [&](const Task& task) { stream.load(weights, task); });
+    if (thread == 0) stream_weights(shared, weights, tasks);
   } else if (warp == 1) {
     if (call.tokens.scaling == TokenScales::none) return;
-    ScaleLoader<Shape> loader(shared);
+    ScaleLoader<Shape> loader(shared.engine);
     Settled settled;
-    for_tasks(tasks, [&](const Task& task) { loader.load(call.tokens, plan.cols, task, stages, settled); });
+    while (listed.next(task)) loader.load(call.tokens, plan.cols, task, stages, settled);
   } else if (call.tokens.in_boxes()) {
-    RowBoxes<Shape> boxes(shared);
-    if (thread == 2 * warp_threads) {
-      for_tasks(tasks, [&](const Task& task) {
-        const auto first = static_cast<std::int32_t>(call.tokens.map.place(task, 0));
+    if (warp != 2) return;
+    RowBoxes<Shape> boxes(shared.engine);
+    while (listed.next(task)) {
+      const auto first = static_cast<std::int32_t>(call.tokens.map.place(task, 0));
+      if (thread % warp_threads == 0) {
         for (int stage = 0; stage < stages; ++stage) boxes.copy(call.tokens.tensor, first, task.rows, stage);
-      });
+      }
+      __syncwarp();
     }
   } else {
     const int row_bytes = plan.cols * (Shape::operand == Operand::e4m3 ? 1 : 2);
-    RowGatherer<Shape> loader(shared, call.tokens, row_bytes, thread - 2 * warp_threads);
-    for_tasks(tasks, [&](const Task& task) { loader.load(task, stages); });
+    RowGatherer<Shape> loader(shared.engine, call.tokens, row_bytes, thread - 2 * warp_threads);
+    while (true) {
+      if (!listed.is_there()) loader.finish();  // who lists tasks may be waiting for these rows to be multiplied
+      if (!listed.next(task)) break;
+      loader.load(task, stages);
+    }
     loader.finish();
   }
 }
@@ -84,6 +129,13 @@ __device__ void create_rings(Shared<Shape>& shared, int row_loaders) {
   }
   cutlass::arch::fence_barrier_init();
 }
+template <class Shape>
+__device__ void create_rings(ProductShared<Shape>& shared, const TokenRows& tokens) {
+  const int scales = tokens.scaling == TokenScales::none ? 0 : 1;  // warps
+  const int rows = tokens.in_boxes() ? 1 : row_gatherer_threads / warp_threads;
+  shared.tasks.ring.create(1, Shape::math_warps + Shape::widening_threads / warp_threads + scales + rows);
+  create_rings(shared.engine, (tokens.in_boxes() ? 1 : row_gatherer_threads) + scales);
+}
 
 /// Whether the roles' registers are no more than what the launch gives to all threads.
 template <class Shape>
@@ -98,28 +150,29 @@ constexpr bool fits_registers() {
 template <class Shape>
 __global__ void __launch_bounds__(Shape::threads, 1) product_kernel(const __grid_constant__ ProductCall call) {
   extern __shared__ __align__(1024) std::byte memory[];  // aligned by its declaration: arithmetic would make generic loads of all
-  static_assert(alignof(Shared<Shape>) <= 1024);
+  static_assert(alignof(ProductShared<Shape>) <= 1024);
   static_assert(fits_registers<Shape>(), "roles that ask for more registers than the launch has wait for them for ever");
-  auto& shared = *reinterpret_cast<Shared<Shape>*>(memory);
+  auto& shared = *reinterpret_cast<ProductShared<Shape>*>(memory);
   const int thread = static_cast<int>(threadIdx.x);
   if (thread / warp_threads == 0) list_tasks(shared, call);
-  const int row_loaders = (call.tokens.in_boxes() ? 1 : row_gatherer_threads) + (call.tokens.scaling == TokenScales::none ? 0 : 1);
-  if (thread == warp_threads) create_rings(shared, row_loaders);
+  if (thread == warp_threads) create_rings(shared, call.tokens);
   __syncthreads();
-  const TaskList tasks{row_ends(shared), block_ends(shared, call.experts), call.experts, call.weights.plan.tiles(),
-                       Shape::block_unit};
   const OrderedMatrix weights = weights_of<Shape>(call);
   constexpr int loading = Shape::math_threads + Shape::widening_threads;
   if (thread < Shape::math_threads) {
     cutlass::arch::warpgroup_reg_alloc<Shape::math_registers>();
-    compute(shared, call, weights, tasks);
+    compute(shared.engine, shared.tasks, call, weights);
   } else if (thread >= loading) {
     cutlass::arch::warpgroup_reg_dealloc<Shape::loader_registers>();
+    const TaskList tasks{shared.row_ends(), shared.block_ends(call.experts), call.experts, call.weights.plan.tiles(),
+                         Shape::block_unit};
     load(shared, call, weights, tasks, thread - loading);
   } else if constexpr (Shape::widening_threads > 0) {
     cutlass::arch::warpgroup_reg_dealloc<Shape::widening_registers>();
-    Widener<Shape> widener(shared, thread - Shape::math_threads);
-    for_tasks(tasks, [&](const Task& task) { widener.widen(weights.plan, task); });
+    Widener<Shape> widener(shared.engine, thread - Shape::math_threads);
+    ListedTasks listed(shared.tasks);
+    Task task;
+    while (listed.next(task)) widener.widen(weights.plan, task);
   }
 }
 

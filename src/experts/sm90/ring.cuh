@@ -5,6 +5,8 @@
 
 #include <cutlass/arch/barrier.h>
 
+#include "signal/ptx.cuh"
+
 namespace heddle::sm90 {
 
 /// Where a role is in a ring. Both sides start at stage 0 and go round in the same order.
@@ -18,6 +20,11 @@ struct RingPosition {
       stage = 0;
       ++round;
     }
+  }
+  /// Tells the compiler that all lanes of the warp stand at the same place: it forgets where branches of single lanes lie between.
+  __device__ void settle() {
+    stage = ptx::uniform(stage);
+    round = static_cast<std::uint32_t>(ptx::uniform(static_cast<int>(round)));
   }
 };
 
@@ -36,6 +43,9 @@ struct RingBarriers {
   }
   __device__ void wait_full(const RingPosition<stages>& at) const {
     cutlass::arch::ClusterBarrier::wait(&full[at.stage], at.round & 1);
+  }
+  __device__ bool is_full(const RingPosition<stages>& at) const {
+    return cutlass::arch::ClusterBarrier::test_wait(&full[at.stage], at.round & 1, 1);
   }
   /// The first round finds every stage empty: the parity before a barrier's first phase counts as done.
   __device__ void wait_empty(const RingPosition<stages>& at) const {

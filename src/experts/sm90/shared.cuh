@@ -94,18 +94,4 @@ requires Shape::tokens_first struct Shared<Shape> {
   }
 };
 
-/// Behind the shared memory's struct, [experts] each: where an expert's rows end, and its row blocks.
-template <class Shape>
-__device__ int* row_ends(Shared<Shape>& shared) {
-  return reinterpret_cast<int*>(&shared + 1);
-}
-template <class Shape>
-__device__ int* block_ends(Shared<Shape>& shared, int experts) {
-  return row_ends(shared) + experts;
-}
-template <class Shape>
-constexpr std::size_t shared_bytes(int experts) {
-  return sizeof(Shared<Shape>) + static_cast<std::size_t>(experts) * 2 * sizeof(int);
-}
-
 }  // namespace heddle::sm90

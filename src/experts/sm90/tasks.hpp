@@ -2,7 +2,7 @@
 //
 // A task is one tile of weight rows times one row block of an expert. Tasks are numbered expert by expert, within
 // an expert tile by tile, and the row blocks of a tile follow each other: CTAs that run at the same time share
-// weights. Every role of a CTA works the list out for itself; nothing is handed around.
+// weights.
 #pragma once
 
 #include "experts/activation/flat_list.hpp"

@@ -128,6 +128,7 @@ __device__ __forceinline__ void compute_large(MegaShared<Shape>& shared, const M
 template <class Shape>
 requires Shape::tokens_first __device__ __forceinline__ void compute_tasks(MegaShared<Shape>& shared, const MegaKernelCall& call) {
   LargeRings<Shape> at;
+  LargeTurns<Shape>::begin(ptx::uniform(static_cast<int>(threadIdx.x) / warpgroup_threads));
   int turn = 0;
   TaskReader<Shape> tasks(shared);
   KernelTask task;

@@ -18,6 +18,14 @@ inline std::uint32_t to_e4m3_pair(float low, float high) {
   return static_cast<std::uint32_t>(to_e4m3(low)) | static_cast<std::uint32_t>(to_e4m3(high)) << 8;
 }
 
+/// Of all lanes of the warp.
+inline int uniform(int value) {
+  const std::uint64_t* brought = emulator::exchange(static_cast<std::uint32_t>(value), 32);
+  std::uint32_t all = 0;
+  for (int lane = 0; lane < 32; ++lane) all |= static_cast<std::uint32_t>(brought[lane]);
+  return static_cast<int>(all);
+}
+
 /// Arrives at some later moment.
 inline void load_bulk_once(void* to, const void* from, std::uint32_t bytes, std::uint64_t* barrier) {
   const bool aligned = reinterpret_cast<std::uintptr_t>(from) % 16 == 0 && reinterpret_cast<std::uintptr_t>(to) % 16 == 0;

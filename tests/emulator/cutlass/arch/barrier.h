@@ -41,6 +41,7 @@ struct ClusterBarrier {
   static void wait(const std::uint64_t* word, std::uint32_t parity) {
     while ((of(word).phase & 1u) == parity) heddle::emulator::yield("an mbarrier");
   }
+  static bool test_wait(const std::uint64_t* word, std::uint32_t parity, std::uint32_t) { return (of(word).phase & 1u) != parity; }
   static void arrive(const std::uint64_t* word) {
     Barrier& barrier = of(word);
     --barrier.pending;
@@ -59,6 +60,7 @@ struct NamedBarrier {
   static void sync(std::uint32_t threads, std::uint32_t id) {
     heddle::emulator::meet(2 + id, static_cast<int>(threads), "a named barrier");
   }
+  static void arrive(std::uint32_t threads, std::uint32_t id) { heddle::emulator::arrive(2 + id, static_cast<int>(threads)); }
 };
 
 inline void fence_barrier_init() {}
