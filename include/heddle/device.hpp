@@ -107,23 +107,31 @@ struct DeviceOutput {
 };
 
 /// NCCL's communicators, one a GPU, for gather's collectives (DeviceExchangeOptions::nccl). libnccl.so.2 is looked for at run time.
-/// Shared by the exchanges of all GPUs; their round trips follow each other on one stream a GPU.
+/// Shared by the exchanges of all GPUs of a process; their round trips follow each other on one stream a GPU.
 class NcclCommunicators {
  public:
-  /// Rank r is on devices[r]. All ranks are of this process. Throws InputError where there is no NCCL or a GPU is named twice,
-  /// Error where NCCL fails.
+  /// One process: rank r is on devices[r]. Throws InputError where there is no NCCL or a GPU is named twice, Error where NCCL
+  /// fails.
   explicit NcclCommunicators(const std::vector<int>& devices);
+  /// Several processes of one machine, which need not see each other's GPUs: `devices` are this one's, as it numbers them.
+  /// Collective over the live members of `processes`, those of the workspace; ranks are numbered by process, then by GPU, as there.
+  /// Throws on every process alike: InputError as above, where processes have different versions of NCCL or one older than 2.14, or
+  /// share a GPU; Error where NCCL fails; FaultError naming a process that does not come, within twice the group's deadline. NCCL's
+  /// calls do not block then: an exchange's call returns when its kernels are queued, as ever, and throws Error where that takes
+  /// half of that deadline. `processes` is not used after this.
+  NcclCommunicators(Group& processes, const std::vector<int>& devices);
+  /// With several processes waits until all let go of theirs, for half of that deadline at most.
   ~NcclCommunicators();
   NcclCommunicators(const NcclCommunicators&) = delete;
   NcclCommunicators& operator=(const NcclCommunicators&) = delete;
 
-  int ranks() const;
+  int ranks() const;    ///< of all processes
   int version() const;  ///< as NCCL counts: 22809 is 2.28.9
   /// NCCL's kernels know no deadline: if a rank does not come, the others wait for ever. These two are what the host
   /// can do about it. Throws Error if NCCL has noticed a failure by itself. Does not wait for the GPUs.
   void throw_if_failed() const;
   /// Makes kernels that wait leave, best effort, and ends the communicators: calls that use them throw from then on. What the
-  /// calls under way left behind is not to be used.
+  /// calls under way left behind is not to be used. This process's alone: each calls it.
   void abort();
 
   struct Impl;
