@@ -172,8 +172,8 @@ struct ExchangeCounters {
   /// [local experts] rows of each, in the order of Placement::experts_of; empty where rows arrive as routed, since then no
   /// kernel counts them.
   std::vector<Count> experts;
-  /// Nanoseconds in which the rank's first CTA waited for other ranks' words. normal's: for the counts alone, as its rows come
-  /// through queues, and nothing in combine.
+  /// Nanoseconds in which the rank's first CTA waited for other ranks' words. At normal's queues, through which its rows come in
+  /// both directions: in which a warp of the rank had nothing to move, of the warp that waited longest.
   Count dispatch_wait;
   Count combine_wait;
 };

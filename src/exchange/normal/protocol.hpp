@@ -147,7 +147,10 @@ HEDDLE_PROTOCOL bool move_rows(W& w, const NormalFlow& flow, const Words& words,
       if (mine.sent < send || mine.taken < receive || (f == 0 && !mine.heard)) waiting_for = x;
       progress[x] = mine;
     }
-    if (waiting_for < 0) return w.team_barrier();
+    if (waiting_for < 0) {
+      w.note_rests();
+      return w.team_barrier();
+    }
     if (moved) {
       patience = w.look();
       w.note_progress();
