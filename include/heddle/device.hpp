@@ -149,7 +149,8 @@ struct DeviceExchangeOptions {
   /// rounded to bf16 at every hop (docs/numerics.md), it has no deadline, and no rank may be masked. Null: own kernels.
   std::shared_ptr<NcclCommunicators> nccl = nullptr;
   /// Kernels count what DeviceExchange::counters returns: at the end of a receiving half the first warp of each rank stores
-  /// some words to memory of its GPU, which nothing waits for. Not with NCCL (InputError).
+  /// some words to memory of its GPU, which nothing waits for; where rows arrive as routed, CTAs add up the ids that they list
+  /// anyway. Not with NCCL (InputError).
   bool counters = false;
   /// Rows that travel as bf16 go by the SMs' copy engines (bulk copies) where they, or the parts that they are divided into for
   /// several warps, have at least so many bytes; results are pulled likewise. Slower wherever it was measured. A CTA then has 128
@@ -169,8 +170,8 @@ struct ExchangeCounters {
   std::uint64_t combines = 0;
   std::vector<Count> sent;     ///< [ranks] rows to each rank, itself included; low_latency: a row a pair, else one a token
   std::vector<Count> arrived;  ///< [ranks] rows from each rank, likewise
-  /// [local experts] rows of each, in the order of Placement::experts_of; empty where rows arrive as routed, since then no
-  /// kernel counts them.
+  /// [local experts] rows of each, in the order of Placement::experts_of; a row counts for each of its experts. Where rows arrive
+  /// as routed, counted by the combine behind their dispatch: `last` is then of the last combine.
   std::vector<Count> experts;
   /// Nanoseconds in which the rank's first CTA waited for other ranks' words. At normal's queues, through which its rows come in
   /// both directions: in which a warp of the rank had nothing to move, of the warp that waited longest.
