@@ -133,6 +133,34 @@ TEST(ExchangeCounters, RowsSentToExpertsAreSummedByRank) {
   expect(counters.experts[0], 110, 121, "local expert 0");
 }
 
+// Where rows arrive as routed the combine behind a dispatch tells rows by expert: they are of the last combine.
+TEST(ExchangeCounters, RowsByExpertMayComeWithCombine) {
+  TallyPlan plan;
+  plan.ranks = plan.sent = 2;
+  plan.experts = 2;
+  plan.experts_by_combine = true;
+  const Placement placement = Placement::contiguous(4, 2);
+  // Two dispatches, and the combine of the first: calls, nanoseconds, to ranks, from ranks; calls, nanoseconds, of local experts.
+  const std::uint64_t first[] = {1, 70, 3, 4, 5, 6, 1, 80, 7, 8};
+  const std::uint64_t second[] = {1, 71, 30, 40, 50, 60};
+  ASSERT_EQ(plan.size(), 10);
+  ASSERT_EQ(plan.dispatch_size(), 6);
+  std::vector<Tally> all(10);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    all[i] = all[i].after(first[i]);
+    if (i < std::size(second)) all[i] = all[i].after(second[i]);
+  }
+  const ExchangeCounters counters = counters_of(all, plan, placement, 2);
+  EXPECT_EQ(counters.dispatches, 2u);
+  EXPECT_EQ(counters.combines, 1u);
+  EXPECT_EQ(counters.sent[1].last, 40u);
+  EXPECT_EQ(counters.arrived[1].sum, 66u);
+  EXPECT_EQ(counters.combine_wait.last, 80u);
+  ASSERT_EQ(counters.experts.size(), 2u);
+  EXPECT_EQ(counters.experts[0].last, 7u);
+  EXPECT_EQ(counters.experts[1].sum, 8u);
+}
+
 TEST(ExchangeCounters, ImbalanceIsTheLargestOverTheMean) {
   const auto of = [](std::vector<Count> rows) { return imbalance(rows); };
   EXPECT_EQ(of({}).last, 0.0);

@@ -107,23 +107,31 @@ struct DeviceOutput {
 };
 
 /// NCCL's communicators, one a GPU, for gather's collectives (DeviceExchangeOptions::nccl). libnccl.so.2 is looked for at run time.
-/// Shared by the exchanges of all GPUs; their round trips follow each other on one stream a GPU.
+/// Shared by the exchanges of all GPUs of a process; their round trips follow each other on one stream a GPU.
 class NcclCommunicators {
  public:
-  /// Rank r is on devices[r]. All ranks are of this process. Throws InputError where there is no NCCL or a GPU is named twice,
-  /// Error where NCCL fails.
+  /// One process: rank r is on devices[r]. Throws InputError where there is no NCCL or a GPU is named twice, Error where NCCL
+  /// fails.
   explicit NcclCommunicators(const std::vector<int>& devices);
+  /// Several processes of one machine, which need not see each other's GPUs: `devices` are this one's, as it numbers them.
+  /// Collective over the live members of `processes`, those of the workspace; ranks are numbered by process, then by GPU, as there.
+  /// Throws on every process alike: InputError as above, where processes have different versions of NCCL or one older than 2.14, or
+  /// share a GPU; Error where NCCL fails; FaultError naming a process that does not come, within twice the group's deadline. NCCL's
+  /// calls do not block then: an exchange's call returns when its kernels are queued, as ever, and throws Error where that takes
+  /// half of that deadline. `processes` is not used after this.
+  NcclCommunicators(Group& processes, const std::vector<int>& devices);
+  /// With several processes waits until all let go of theirs, for half of that deadline at most.
   ~NcclCommunicators();
   NcclCommunicators(const NcclCommunicators&) = delete;
   NcclCommunicators& operator=(const NcclCommunicators&) = delete;
 
-  int ranks() const;
+  int ranks() const;    ///< of all processes
   int version() const;  ///< as NCCL counts: 22809 is 2.28.9
   /// NCCL's kernels know no deadline: if a rank does not come, the others wait for ever. These two are what the host
   /// can do about it. Throws Error if NCCL has noticed a failure by itself. Does not wait for the GPUs.
   void throw_if_failed() const;
   /// Makes kernels that wait leave, best effort, and ends the communicators: calls that use them throw from then on. What the
-  /// calls under way left behind is not to be used.
+  /// calls under way left behind is not to be used. This process's alone: each calls it.
   void abort();
 
   struct Impl;
@@ -141,7 +149,8 @@ struct DeviceExchangeOptions {
   /// rounded to bf16 at every hop (docs/numerics.md), it has no deadline, and no rank may be masked. Null: own kernels.
   std::shared_ptr<NcclCommunicators> nccl = nullptr;
   /// Kernels count what DeviceExchange::counters returns: at the end of a receiving half the first warp of each rank stores
-  /// some words to memory of its GPU, which nothing waits for. Not with NCCL (InputError).
+  /// some words to memory of its GPU, which nothing waits for; where rows arrive as routed, CTAs add up the ids that they list
+  /// anyway. Not with NCCL (InputError).
   bool counters = false;
   /// Rows that travel as bf16 go by the SMs' copy engines (bulk copies) where they, or the parts that they are divided into for
   /// several warps, have at least so many bytes; results are pulled likewise. Slower wherever it was measured. A CTA then has 128
@@ -161,11 +170,11 @@ struct ExchangeCounters {
   std::uint64_t combines = 0;
   std::vector<Count> sent;     ///< [ranks] rows to each rank, itself included; low_latency: a row a pair, else one a token
   std::vector<Count> arrived;  ///< [ranks] rows from each rank, likewise
-  /// [local experts] rows of each, in the order of Placement::experts_of; empty where rows arrive as routed, since then no
-  /// kernel counts them.
+  /// [local experts] rows of each, in the order of Placement::experts_of; a row counts for each of its experts. Where rows arrive
+  /// as routed, counted by the combine behind their dispatch: `last` is then of the last combine.
   std::vector<Count> experts;
-  /// Nanoseconds in which the rank's first CTA waited for other ranks' words. normal's: for the counts alone, as its rows come
-  /// through queues, and nothing in combine.
+  /// Nanoseconds in which the rank's first CTA waited for other ranks' words. At normal's queues, through which its rows come in
+  /// both directions: in which a warp of the rank had nothing to move, of the warp that waited longest.
   Count dispatch_wait;
   Count combine_wait;
 };

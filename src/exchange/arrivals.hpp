@@ -15,22 +15,31 @@ struct ArrivedRouting {
   float* weights = nullptr;
 };
 
+/// Is told every local id that is listed, each by one lane, "no expert" too. Here nobody listens.
+struct NotCounted {
+  HEDDLE_HOST_DEVICE void operator()(std::int32_t) const {}
+};
+
 /// Takes one row's routing (k ids, then k weights) out of the heap.
-template <Worker W>
+template <Worker W, class Count = NotCounted>
 HEDDLE_PROTOCOL void take_routing(W& w, const ArrivedRouting& to, std::size_t row, const std::byte* routing,
-                                  const PlacementView& placement) {
+                                  const PlacementView& placement, const Count& count = {}) {
   const auto k = static_cast<std::size_t>(to.topk);
   std::int32_t* ids = to.local_ids + row * k;
   float* weights = to.weights + row * k;
   w.complete(w.copy_bytes(ids, routing, k * sizeof(std::int32_t)));
   w.complete(w.copy_bytes(weights, routing + k * sizeof(std::int32_t), k * sizeof(float)));
   const int rank = w.heap().rank;
-  w.lanes(to.topk, [&](int choice) { ids[choice] = placement.local_id(ids[choice], rank); });
+  w.lanes(to.topk, [&](int choice) {
+    ids[choice] = placement.local_id(ids[choice], rank);
+    count(ids[choice]);
+  });
 }
 
 /// Takes the routing of n rows, dealt over all workers; routing_of(row): where it lies in the heap, null for padding.
-template <Worker W, class RoutingOf>
-HEDDLE_PROTOCOL void list_routing(W& w, int n, RoutingOf routing_of, const PlacementView& placement, const ArrivedRouting& to) {
+template <Worker W, class RoutingOf, class Count = NotCounted>
+HEDDLE_PROTOCOL void list_routing(W& w, int n, RoutingOf routing_of, const PlacementView& placement, const ArrivedRouting& to,
+                                  const Count& count = {}) {
   const int rank = w.heap().rank;
   const int k = to.topk;
   w.spread(n, k, [&](int row, int choice) {
@@ -42,8 +51,10 @@ HEDDLE_PROTOCOL void list_routing(W& w, int n, RoutingOf routing_of, const Place
       id = w.load(reinterpret_cast<const std::int32_t*>(routing) + choice);
       weight = w.load(reinterpret_cast<const float*>(routing) + k + choice);
     }
-    to.local_ids[pair] = placement.local_id(id, rank);
+    const std::int32_t local = placement.local_id(id, rank);
+    to.local_ids[pair] = local;
     to.weights[pair] = weight;
+    count(local);
   });
 }
 

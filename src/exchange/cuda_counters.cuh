@@ -54,12 +54,55 @@ __device__ void tally_dispatch(const DeviceCall& call, Sent sent, Arrived arrive
   tally_up(static_cast<int>(threadIdx.x), call.team.tallies + blockIdx.y * plan.size(), plan.dispatch_size(), value);
 }
 
+/// Pairs by local expert, where rows arrive as routed and so nothing else counts them: told as they are listed, summed in the
+/// memory of each CTA, then added to words of the rank, which nothing waits for. The combine behind it takes them from there.
+class PairCount {
+ public:
+  /// All warps of a squad.
+  template <RowMover mover>
+  __device__ PairCount(DeviceWorker<mover>& w, const DeviceCall& call) {
+    if (call.routed_pairs == nullptr) return;
+    experts_ = call.tally_plan.experts;
+    all_ = call.routed_pairs + static_cast<int>(blockIdx.y) * experts_;
+    squads_ = w.squad_array(experts_);
+    if (squads_ == nullptr) return;  // no room: every pair is added to the rank's
+    for (int e = static_cast<int>(threadIdx.x); e < experts_; e += static_cast<int>(blockDim.x)) squads_[e] = 0;
+    __syncthreads();
+  }
+  __device__ void operator()(std::int32_t local_id) const {
+    if (all_ == nullptr || local_id < 0) return;
+    if (squads_ != nullptr) {
+      atomicAdd(squads_ + local_id, 1);
+    } else {
+      ptx::add_relaxed_gpu(all_ + local_id, 1);
+    }
+  }
+  /// All warps of a squad, when they have listed.
+  __device__ void add_up() const {
+    if (squads_ == nullptr) return;
+    __syncthreads();
+    for (int e = static_cast<int>(threadIdx.x); e < experts_; e += static_cast<int>(blockDim.x)) {
+      if (squads_[e] != 0) ptx::add_relaxed_gpu(all_ + e, static_cast<Word>(squads_[e]));
+    }
+  }
+
+ private:
+  int experts_ = 0;
+  Word* all_ = nullptr;             ///< [experts]; null: nobody wants to know
+  std::int32_t* squads_ = nullptr;  ///< likewise, of this CTA
+};
+
 /// The end of a combine; out of line, as its kernels have no registers to spare.
 __device__ __noinline__ inline void tally_combine_now(const DeviceCall& call) {
   const TallyPlan& plan = call.tally_plan;
   const std::uint64_t waited = take_waiting(call);
-  tally_up(static_cast<int>(threadIdx.x), call.team.tallies + blockIdx.y * plan.size() + plan.combine_at(),
-           TallyPlan::combine_size(), [&](int i) { return i == 0 ? 1 : waited; });
+  Word* pairs = call.routed_pairs + static_cast<int>(blockIdx.y) * plan.experts;
+  const auto value = [&](int i) -> std::uint64_t {
+    if (i < 2) return i == 0 ? 1 : waited;
+    return ptx::exchange_relaxed_gpu(pairs + (i - 2), 0);
+  };
+  tally_up(static_cast<int>(threadIdx.x), call.team.tallies + blockIdx.y * plan.size() + plan.combine_at(), plan.combine_size(),
+           value);
 }
 __device__ inline void tally_combine(const DeviceCall& call) {
   if (writes_tallies(call)) tally_combine_now(call);

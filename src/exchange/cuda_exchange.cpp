@@ -24,13 +24,13 @@ using cuda::check;
 
 namespace {
 
-/// What a way's kernels know without looking at pairs once more.
 TallyPlan tally_plan(const ExchangeOptions& options) {
   TallyPlan plan;
   plan.ranks = options.placement.ranks();
   plan.sent_to_experts = options.way == Way::low_latency;
   plan.sent = plan.sent_to_experts ? options.placement.experts() : plan.ranks;
-  plan.experts = options.arrived == ArrivedLayout::routed ? 0 : options.placement.max_local_experts();
+  plan.experts = options.placement.max_local_experts();
+  plan.experts_by_combine = options.arrived == ArrivedLayout::routed;
   return plan;
 }
 
@@ -71,11 +71,7 @@ DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t g
                                  device_options.bulk_bytes, most_bulk_bytes));
   call_.bulk_bytes = static_cast<std::uint16_t>(device_options.bulk_bytes);
   shared_bytes_ = squad_bytes + (call_.bulk_bytes > 0 ? bulk_ring_bytes : 0);
-  if (device_options.counters) {
-    tallies_ = std::make_unique<DeviceTallies>(device(), tally_plan(options), local_ranks());
-    call_.team.tallies = tallies_->data();
-    call_.tally_plan = tallies_->plan();
-  }
+  if (device_options.counters) make_counters();
   int sms = 0;
   check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device()), "number of SMs");
   fixed_ctas_ = device_options.sms > 0;
@@ -84,6 +80,18 @@ DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t g
   grid_ = dim3(static_cast<unsigned>(ctas_a_rank), static_cast<unsigned>(local_ranks()));
   all_gather_.layout = {shape_of(options), options.hidden, areas()};
   prepare(all_gather());
+}
+
+void DeviceExchangeBase::make_counters() {
+  tallies_ = std::make_unique<DeviceTallies>(device(), tally_plan(options_), local_ranks());
+  const TallyPlan& plan = tallies_->plan();
+  call_.team.tallies = tallies_->data();
+  call_.tally_plan = plan;
+  if (!plan.experts_by_combine) return;
+  const auto words = static_cast<std::size_t>(local_ranks()) * static_cast<std::size_t>(plan.experts);
+  routed_pairs_ = DeviceArray<Word>(device(), words);
+  workspace_.impl().keep_zeroed(gpu_, routed_pairs_.share(), words * sizeof(Word));
+  call_.routed_pairs = routed_pairs_.data();
 }
 
 bool is_captured(DeviceStream stream) {

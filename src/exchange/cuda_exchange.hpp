@@ -33,7 +33,8 @@ struct DeviceRank {
 struct DeviceCall {
   DeviceTeam team;
   PlacementView placement;
-  TallyPlan tally_plan;  ///< of team.tallies
+  TallyPlan tally_plan;          ///< of team.tallies
+  Word* routed_pairs = nullptr;  ///< [local ranks, tally_plan.experts] listed and not yet counted; null: not counted by listing
   int experts = 0;
   int topk = 1;
   int max_tokens = 0;
@@ -177,6 +178,7 @@ class DeviceExchangeBase : public DeviceExchange {
   /// The launch for the batch at hand: a cluster where few CTAs are enough, because it meets in hardware.
   Shape shape_for(int tokens, const Halves& halves) const;
   bool is_cluster(unsigned ctas) const;
+  void make_counters();
   /// Throws InputError where some ranks' outputs are shared and some are not, or slices do not fit the batch.
   void check_shared(std::span<const DeviceOutput> outputs) const;
   /// `attributes` has room for three.
@@ -190,6 +192,7 @@ class DeviceExchangeBase : public DeviceExchange {
   DevicePlacement placement_;
   DeviceArray<TeamCounters> team_counters_;
   std::unique_ptr<DeviceTallies> tallies_;  ///< null: nothing is counted
+  DeviceArray<Word> routed_pairs_;
   DeviceArray<std::byte> scratch_;
 };
 

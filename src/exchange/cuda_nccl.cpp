@@ -4,12 +4,8 @@
 
 #include <algorithm>
 
-#include "group/cuda_driver.hpp"
-
-#ifdef HEDDLE_NCCL
-#include <dlfcn.h>
-#include <nccl.h>
-#endif
+#include "exchange/cuda_nccl_communicators.hpp"
+#include "group/agreement.hpp"
 
 namespace heddle {
 
@@ -17,261 +13,137 @@ namespace {
 
 #ifdef HEDDLE_NCCL
 
-constexpr bool windows_known = NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0);
-
-/// The functions of libnccl.so.2. Those that older ones lack may be null.
-struct Library {
-  decltype(&ncclGetVersion) get_version = nullptr;
-  decltype(&ncclGetErrorString) error_string = nullptr;
-  decltype(&ncclCommInitAll) init_all = nullptr;
-  decltype(&ncclCommDestroy) destroy = nullptr;
-  decltype(&ncclCommAbort) abort = nullptr;
-  decltype(&ncclCommGetAsyncError) async_error = nullptr;
-  decltype(&ncclGroupStart) group_start = nullptr;
-  decltype(&ncclGroupEnd) group_end = nullptr;
-  decltype(&ncclAllGather) all_gather = nullptr;
-  decltype(&ncclReduceScatter) reduce_scatter = nullptr;
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
-  decltype(&ncclMemAlloc) allocate = nullptr;
-  decltype(&ncclMemFree) free = nullptr;
-  decltype(&ncclCommWindowRegister) register_window = nullptr;
-  decltype(&ncclCommWindowDeregister) deregister_window = nullptr;
+int usable_version(bool several_processes) {
+  const nccl::Library& calls = nccl::library();
+  int version = 0;
+  nccl::check(calls.get_version(&version), "version");
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 14, 0)
+  const bool waits = calls.init_rank != nullptr && calls.finalize != nullptr;
+#else
+  const bool waits = false;
 #endif
-};
-
-template <class Function>
-void find(void* library, Function& function, const char* name, bool needed = true) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-  if (function == nullptr && needed) throw InputError(fmt::format("libnccl.so.2 has no {}; is it NCCL 2.4 or newer?", name));
+  if (several_processes && !waits) {
+    throw InputError(fmt::format("NCCL {} cannot say whether a rank has come; over several processes 2.14 or newer is needed{}",
+                                 version, nccl::waits_known ? "" : ", also when Heddle is built"));
+  }
+  return version;
 }
 
-Library load() {
-  void* file = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
-  if (file == nullptr) {
-    throw InputError(
-        fmt::format("NCCL is not here: {}; install libnccl.so.2 or name its folder in LD_LIBRARY_PATH, or leave gather to "
-                    "its own kernels",
-                    dlerror()));
-  }
-  Library library;
-  find(file, library.get_version, "ncclGetVersion");
-  find(file, library.error_string, "ncclGetErrorString");
-  find(file, library.init_all, "ncclCommInitAll");
-  find(file, library.destroy, "ncclCommDestroy");
-  find(file, library.abort, "ncclCommAbort");
-  find(file, library.async_error, "ncclCommGetAsyncError");
-  find(file, library.group_start, "ncclGroupStart");
-  find(file, library.group_end, "ncclGroupEnd");
-  find(file, library.all_gather, "ncclAllGather");
-  find(file, library.reduce_scatter, "ncclReduceScatter");
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
-  find(file, library.allocate, "ncclMemAlloc", false);
-  find(file, library.free, "ncclMemFree", false);
-  find(file, library.register_window, "ncclCommWindowRegister", false);
-  find(file, library.deregister_window, "ncclCommWindowDeregister", false);
-#endif
-  return library;
+std::string new_id() {
+  ncclUniqueId id;
+  nccl::check(nccl::library().unique_id(&id), "a unique id");
+  return {id.internal, sizeof id.internal};
 }
 
-/// Loaded at the first use and kept: NCCL does not like to be unloaded.
-const Library& library() {
-  static const Library loaded = load();
-  return loaded;
+std::unique_ptr<NcclCommunicators::Impl> make(const cuda::DeviceMap& map) {
+  auto made = std::make_unique<nccl::Communicators>(map, usable_version(false), nccl::Communicators::calls_block);
+  made->init_all();
+  made->make_first_calls();
+  return made;
 }
 
-void check(ncclResult_t status, const char* what) {
-  if (status == ncclSuccess || status == ncclInProgress) return;
-  throw Error(ErrorKind::fault, fmt::format("NCCL, {}: {}", what, library().error_string(status)));
+/// A process that failed meets the others, who may still wait in NCCL; they do so for less than the group would for them.
+std::unique_ptr<NcclCommunicators::Impl> join(Group& processes, const std::vector<int>& devices) {
+  const NcclMeeting meeting = meet_for_nccl(processes, devices);
+  auto made = std::make_unique<nccl::Communicators>(meeting.map, usable_version(true), processes.deadline() / 2);
+  step_together(processes, "creation of NCCL's communicators", [&] { made->init_ranks(meeting.id); });
+  step_together(processes, "NCCL's first collectives", [&] { made->make_first_calls(); });
+  return made;
 }
-
-class Communicators final : public NcclCommunicators::Impl {
- public:
-  explicit Communicators(const std::vector<int>& gpus) {
-    devices = gpus;
-    check(library().get_version(&version), "version");
-    std::vector<ncclComm_t> made(gpus.size());
-    check(library().init_all(made.data(), static_cast<int>(gpus.size()), gpus.data()), "creation of communicators");
-    *communicators_ = made;
-    warm_up();
-  }
-  ~Communicators() override {
-    for (ncclComm_t communicator : *communicators_) library().destroy(communicator);
-  }
-
-  void grouped(const std::function<void()>& calls) override {
-    check(library().group_start(), "begin of a group");
-    try {
-      calls();
-    } catch (...) {
-      library().group_end();
-      throw;
-    }
-    check(library().group_end(), "end of a group");
-  }
-  void all_gather(std::size_t rank, const void* from, void* to, std::size_t bytes, cudaStream_t stream) override {
-    check(library().all_gather(from, to, bytes, ncclInt8, of(rank), stream), "all-gather");
-  }
-  void reduce_scatter(std::size_t rank, const bf16* from, bf16* to, std::size_t values, cudaStream_t stream) override {
-    check(library().reduce_scatter(from, to, values, ncclBfloat16, ncclSum, of(rank), stream), "reduce-scatter");
-  }
-
-  void throw_if_failed() const override {
-    for (std::size_t rank = 0; rank < devices.size(); ++rank) {
-      ncclResult_t error = ncclSuccess;
-      check(library().async_error(of(rank), &error), "asking for errors");
-      check(error, "noticed by a communicator");
-    }
-  }
-  void abort() override {
-    for (ncclComm_t communicator : *communicators_) library().abort(communicator);
-    communicators_->clear();
-  }
-
-  std::shared_ptr<std::vector<void*>> allocate(std::size_t bytes, bool symmetric) override;
-
- private:
-  ncclComm_t of(std::size_t rank) const {
-    if (communicators_->empty()) throw Error(ErrorKind::fault, "NCCL's communicators were aborted; make new ones");
-    return (*communicators_)[rank];
-  }
-
-  /// NCCL connects ranks at their first collective, and then its calls on the host wait for each other. Here one group makes them
-  /// for all GPUs, so that later calls of one GPU need not be grouped with those of the others.
-  void warm_up();
-
-  /// Empty after an abort. Windows hold it, too.
-  std::shared_ptr<std::vector<ncclComm_t>> communicators_ = std::make_shared<std::vector<ncclComm_t>>();
-};
-
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
-/// A window over memory of every GPU, and the memory.
-class Window {
- public:
-  Window(const std::shared_ptr<std::vector<ncclComm_t>>& communicators, const std::vector<int>& devices, std::size_t bytes,
-         const std::function<void(const std::function<void()>&)>& grouped)
-      : addresses(devices.size()), communicators_(communicators), windows_(devices.size()) {
-    try {
-      for (std::size_t rank = 0; rank < devices.size(); ++rank) {
-        const cuda::DeviceScope scope(devices[rank]);
-        check(library().allocate(&addresses[rank], bytes), "memory");
-      }
-      grouped([&] {
-        for (std::size_t rank = 0; rank < devices.size(); ++rank) {
-          const cuda::DeviceScope scope(devices[rank]);
-          check(
-              library().register_window((*communicators_)[rank], addresses[rank], bytes, &windows_[rank], NCCL_WIN_COLL_SYMMETRIC),
-              "window");
-        }
-      });
-    } catch (...) {
-      free();
-      throw;
-    }
-  }
-  ~Window() {
-    if (communicators_->empty()) return;  // aborted: what NCCL knew of the windows is gone, the memory is left to the process's end
-    for (std::size_t rank = 0; rank < windows_.size(); ++rank) library().deregister_window((*communicators_)[rank], windows_[rank]);
-    free();
-  }
-  Window(const Window&) = delete;
-  Window& operator=(const Window&) = delete;
-
-  std::vector<void*> addresses;
-
- private:
-  void free() {
-    for (void* address : addresses) {
-      if (address != nullptr) library().free(address);
-    }
-  }
-  std::shared_ptr<std::vector<ncclComm_t>> communicators_;
-  std::vector<ncclWindow_t> windows_;
-};
-#endif
-
-std::shared_ptr<std::vector<void*>> Communicators::allocate(std::size_t bytes, bool symmetric) {
-  bytes = std::max<std::size_t>(bytes, 16);
-  if (!symmetric) {
-    const std::shared_ptr<std::vector<void*>> plain(new std::vector<void*>, [](std::vector<void*>* old) {
-      for (void* address : *old) cudaFree(address);
-      delete old;
-    });
-    for (const int device : devices) {
-      const cuda::DeviceScope scope(device);
-      void* address = nullptr;
-      cuda::check(cudaMalloc(&address, bytes), "memory for NCCL");
-      plain->push_back(address);
-    }
-    return plain;
-  }
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
-  const Library& calls = library();
-  if (calls.allocate != nullptr && calls.free != nullptr && calls.register_window != nullptr &&
-      calls.deregister_window != nullptr) {
-    bytes = (bytes + NCCL_WIN_REQUIRED_ALIGNMENT - 1) / NCCL_WIN_REQUIRED_ALIGNMENT * NCCL_WIN_REQUIRED_ALIGNMENT;
-    const auto window = std::make_shared<Window>(communicators_, devices, bytes, [this](const auto& inside) { grouped(inside); });
-    return {window, &window->addresses};
-  }
-#endif
-  throw InputError(fmt::format("NCCL {} has no symmetric windows; 2.27 or newer is needed{}", version,
-                               windows_known ? "" : ", also when Heddle is built"));
-}
-
-void Communicators::warm_up() {
-  constexpr std::size_t largest = std::size_t{1} << 22;
-  const auto all = allocate(largest * devices.size(), false);
-  const auto own = allocate(largest, false);
-  std::vector<cudaStream_t> streams;
-  for (const int device : devices) {
-    const cuda::DeviceScope scope(device);
-    streams.emplace_back();
-    cuda::check(cudaStreamCreateWithFlags(&streams.back(), cudaStreamNonBlocking), "stream");
-  }
-  const auto on_every_rank = [&](const std::function<void(std::size_t)>& call) {
-    grouped([&] {
-      for (std::size_t rank = 0; rank < devices.size(); ++rank) {
-        const cuda::DeviceScope scope(devices[rank]);
-        call(rank);
-      }
-    });
-  };
-  for (const std::size_t bytes : {std::size_t{16}, largest}) {  // by NCCL's short protocols and by its long one
-    on_every_rank([&](std::size_t rank) { all_gather(rank, (*own)[rank], (*all)[rank], bytes, streams[rank]); });
-    on_every_rank([&](std::size_t rank) {
-      reduce_scatter(rank, static_cast<bf16*>((*all)[rank]), static_cast<bf16*>((*own)[rank]), bytes / sizeof(bf16), streams[rank]);
-    });
-  }
-  for (std::size_t rank = 0; rank < devices.size(); ++rank) {
-    const cuda::DeviceScope scope(devices[rank]);
-    cuda::check(cudaStreamSynchronize(streams[rank]), "NCCL's first collectives");
-    cudaStreamDestroy(streams[rank]);
-  }
-}
-
-std::unique_ptr<NcclCommunicators::Impl> make(const std::vector<int>& devices) { return std::make_unique<Communicators>(devices); }
 
 #else
 
-std::unique_ptr<NcclCommunicators::Impl> make(const std::vector<int>&) {
+int usable_version(bool) {
   throw InputError("this build of Heddle has no NCCL: nccl.h was not found when it was configured; gather has kernels of its own");
+}
+
+std::string new_id() { return {}; }
+
+std::unique_ptr<NcclCommunicators::Impl> make(const cuda::DeviceMap&) {
+  usable_version(false);
+  return nullptr;
+}
+
+std::unique_ptr<NcclCommunicators::Impl> join(Group& processes, const std::vector<int>& devices) {
+  meet_for_nccl(processes, devices);
+  return nullptr;
 }
 
 #endif
 
-}  // namespace
-
-NcclCommunicators::NcclCommunicators(const std::vector<int>& devices) {
+/// What a process can see of its own GPUs.
+void check_each_once(std::vector<int> devices) {
   if (devices.empty()) throw InputError("NCCL's communicators need at least one GPU");
-  std::vector<int> sorted = devices;
-  std::sort(sorted.begin(), sorted.end());
-  if (const auto twice = std::adjacent_find(sorted.begin(), sorted.end()); twice != sorted.end()) {
+  std::sort(devices.begin(), devices.end());
+  if (const auto twice = std::adjacent_find(devices.begin(), devices.end()); twice != devices.end()) {
     throw InputError(fmt::format("ranks share GPU {}; NCCL needs a GPU for each rank, gather's own kernels do not", *twice));
   }
-  impl_ = make(devices);
 }
+
+void check_no_gpu_is_shared(const cuda::DeviceMap& map) {
+  for (std::size_t one = 0; one < map.parts.size(); ++one) {
+    for (std::size_t other = 0; other < one; ++other) {
+      if (map.parts[one].uuid != map.parts[other].uuid) continue;
+      throw InputError(fmt::format("processes {} and {} share {}; NCCL needs a GPU for each rank, gather's own kernels do not",
+                                   map.parts[other].process, map.parts[one].process, map.parts[one].uuid));
+    }
+  }
+}
+
+cuda::DeviceMap map_of_one_process(const std::vector<int>& devices) {
+  cuda::DeviceMap map;
+  for (const int device : devices) map.parts.push_back({0, device, "", static_cast<int>(map.parts.size()), 1});
+  map.gpus = devices.size();
+  return map;
+}
+
+std::string to_hex(const std::string& bytes) {
+  std::string text;
+  for (const char byte : bytes) text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+  return text;
+}
+std::string from_hex(const std::string& text) {
+  std::string bytes;
+  for (std::size_t i = 0; i + 1 < text.size(); i += 2) bytes += static_cast<char>(std::stoi(text.substr(i, 2), nullptr, 16));
+  return bytes;
+}
+
+/// The first process's, for all.
+std::string agree_on_id(Group& processes, bool first) {
+  std::string mine;
+  step_together(processes, "NCCL's unique id", [&] {
+    if (first) mine = to_hex(new_id());
+  });
+  for (const std::string& text : processes.exchange(mine, "NCCL's unique id")) {
+    if (!text.empty()) return from_hex(text);
+  }
+  return {};
+}
+
+}  // namespace
+
+NcclMeeting meet_for_nccl(Group& processes, const std::vector<int>& devices) {
+  int version = 0;
+  step_together(processes, "choice of NCCL", [&] {
+    check_each_once(devices);
+    version = usable_version(true);
+  });
+  compare_configurations(processes, fmt::format("NCCL={}\n", version), "process");
+  NcclMeeting meeting;
+  meeting.map = cuda::map_ranks(processes, {static_cast<int>(devices.size()), devices, {}});
+  check_no_gpu_is_shared(meeting.map);
+  meeting.id = agree_on_id(processes, meeting.map.first == 0);
+  return meeting;
+}
+
+NcclCommunicators::NcclCommunicators(const std::vector<int>& devices) {
+  check_each_once(devices);
+  impl_ = make(map_of_one_process(devices));
+}
+NcclCommunicators::NcclCommunicators(Group& processes, const std::vector<int>& devices) : impl_(join(processes, devices)) {}
 NcclCommunicators::~NcclCommunicators() = default;
 
-int NcclCommunicators::ranks() const { return static_cast<int>(impl_->devices.size()); }
+int NcclCommunicators::ranks() const { return impl_->map.ranks(); }
 int NcclCommunicators::version() const { return impl_->version; }
 void NcclCommunicators::throw_if_failed() const { impl_->throw_if_failed(); }
 void NcclCommunicators::abort() { impl_->abort(); }

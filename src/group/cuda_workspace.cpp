@@ -71,18 +71,21 @@ void DeviceWorkspace::Impl::write_settings() {
 }
 
 DeviceTeam DeviceWorkspace::Impl::team(std::size_t gpu, const std::shared_ptr<TeamCounters>& words) {
-  counters.push_back({gpu, words});
-  zero(counters.back());
+  keep_zeroed(gpu, words, sizeof(TeamCounters) * static_cast<std::size_t>(map.own(gpu).ranks));
   return {heap->view(gpu), own[gpu].settings, faults + map.own(gpu).first_rank, words.get()};
 }
 
-void DeviceWorkspace::Impl::zero(const Counters& which) const {
-  const auto words = which.words.lock();
-  if (words == nullptr) return;  // its exchange is gone
+void DeviceWorkspace::Impl::keep_zeroed(std::size_t gpu, const std::shared_ptr<void>& memory, std::size_t memory_bytes) {
+  zeroed.push_back({gpu, memory, memory_bytes});
+  zero(zeroed.back());
+}
+
+void DeviceWorkspace::Impl::zero(const Zeroed& which) const {
+  const auto memory = which.memory.lock();
+  if (memory == nullptr) return;  // its exchange is gone
   const cuda::DeviceScope scope(map.own(which.gpu).device);
-  check(cudaMemset(words.get(), 0, sizeof(TeamCounters) * static_cast<std::size_t>(map.own(which.gpu).ranks)),
-        "zeroing of team counters");
-  check(cudaDeviceSynchronize(), "zeroing of team counters");
+  check(cudaMemset(memory.get(), 0, which.bytes), "zeroing of an exchange's counters");
+  check(cudaDeviceSynchronize(), "zeroing of an exchange's counters");
 }
 
 std::size_t DeviceWorkspace::Impl::gpu_of(int rank) const {
@@ -214,7 +217,7 @@ void DeviceWorkspace::reset(const std::vector<bool>& live) {
       own.faults[rank] = {};
     }
   }
-  for (const Impl::Counters& which : own.counters) own.zero(which);
+  for (const Impl::Zeroed& which : own.zeroed) own.zero(which);
   own.write_settings();
   own.settle();  // copies from ordinary memory may still be under way when they return
   own.processes.barrier("reset of the device workspace");

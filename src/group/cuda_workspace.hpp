@@ -25,6 +25,8 @@ struct DeviceWorkspace::Impl {
   /// What kernels of a GPU are given.
   /// `counters`: [ranks on the GPU] of the caller, zeroed now and at every reset.
   DeviceTeam team(std::size_t gpu, const std::shared_ptr<TeamCounters>& counters);
+  /// Memory of a GPU, zeroed now and at every reset for as long as it is there.
+  void keep_zeroed(std::size_t gpu, const std::shared_ptr<void>& memory, std::size_t memory_bytes);
   void write_settings();
   /// Gives up in the name of an own rank, so that no rank waits for it; like a kernel's own fault. Waits for a small
   /// kernel on that rank's GPU, which needs room there.
@@ -41,15 +43,16 @@ struct DeviceWorkspace::Impl {
   std::vector<OwnGpu> own;      ///< a GPU
   HostFault* faults = nullptr;  ///< [ranks], pinned and mapped; of own ranks
   std::vector<bool> live;
-  struct Counters {
+  struct Zeroed {
     std::size_t gpu;
-    std::weak_ptr<TeamCounters> words;
+    std::weak_ptr<void> memory;
+    std::size_t bytes;
   };
-  std::vector<Counters> counters;
+  std::vector<Zeroed> zeroed;
 
  private:
   void make_board();
-  void zero(const Counters& which) const;
+  void zero(const Zeroed& which) const;
   void settle() const;
   Word agree_on_epoch();
   std::vector<bool> live_processes() const;

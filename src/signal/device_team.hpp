@@ -33,6 +33,7 @@ struct alignas(32) TeamCounters {
   Word waited = 0;  ///< nanoseconds that the first squad waited and no call has counted yet; only with tallies
   Word moved = 0;   ///< counts what note_progress() told
   Word begun = 0;   ///< CTAs that have joined a launch whose warps have roles and that has not ended
+  Word rested = 0;  ///< nanoseconds: the most that a warp told by note_rests() and no call has counted yet; only with tallies
 };
 
 /// How a kernel moves rows: any wire; bf16 alone, without any conversion; the same, long ones by bulk copies (device_bulk.cuh).

@@ -30,6 +30,7 @@ class DeviceWorker : public WarpNumbers, public Place, private BulkRing<mover ==
   static constexpr bool is_warp = true;
   struct Patience {
     std::uint64_t since = 0;
+    std::uint64_t rested_until = 0;  ///< the last rest, 0: none since then
   };
 
   /// `shared`: the squad's memory, `shared_bytes` of it, and behind it with bulk copies bulk_ring_bytes more; `bulk_bytes`: the
@@ -525,10 +526,13 @@ class DeviceWorker : public WarpNumbers, public Place, private BulkRing<mover ==
   __device__ bool rest(Patience& patience, const WordName& name, Word expected, Word seen) {
     int go_on = 1;
     if (lane() == 0) {
+      const std::uint64_t now = ptx::nanoseconds();
+      rested_ += now - (patience.rested_until == 0 ? patience.since : patience.rested_until);
+      patience.rested_until = now;
       if (aborted()) {
         hear_of_fault(team_, heap_.rank);
         go_on = 0;
-      } else if (ptx::nanoseconds() - patience.since > deadline()) {
+      } else if (now - patience.since > deadline()) {
         fail(name, expected, seen);
         go_on = 0;
       }
@@ -540,6 +544,15 @@ class DeviceWorker : public WarpNumbers, public Place, private BulkRing<mover ==
 
   __device__ void note_progress() {
     if (lane() == 0) ptx::add_relaxed_gpu(&counters()->moved, 1);
+  }
+  /// The longest of all warps' is kept.
+  __device__ void note_rests() {
+    if (team_.tallies != nullptr && lane() == 0 && rested_ != 0) ptx::max_relaxed_gpu(&counters()->rested, rested_);
+    rested_ = 0;
+  }
+  /// After a team barrier behind which all warps have told theirs: it is waited time of this rank like any other.
+  __device__ void count_rests() {
+    if (times_waits()) ptx::add_relaxed_gpu(&counters()->waited, ptx::exchange_relaxed_gpu(&counters()->rested, 0));
   }
   __device__ bool squad_barrier() {
     verb();
@@ -670,6 +683,7 @@ class DeviceWorker : public WarpNumbers, public Place, private BulkRing<mover ==
   std::uint32_t epoch_ = 0;
   std::uint32_t delays_ = 0;
   std::uint32_t longest_delay_ = 0;
+  std::uint64_t rested_ = 0;  ///< nanoseconds of the first lane in rest()
   bool all_live_ = true;
   bool aborted_at_start_ = false;
 };

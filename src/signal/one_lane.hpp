@@ -39,6 +39,7 @@ class OneLane {
   int chunk(int, int n) const { return n > 0 ? n : 1; }
   int part_bits(int, int) const { return 0; }
   void note_progress() {}
+  void note_rests() {}
   int prefix_sums(int n, std::int32_t* values, int stride) {
     std::int32_t sum = 0;
     for (int i = 0; i < n; ++i) {

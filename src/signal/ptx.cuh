@@ -60,6 +60,9 @@ __device__ inline int uniform(int value) { return static_cast<int>(__reduce_or_s
 __device__ inline void add_relaxed_gpu(std::uint64_t* address, std::uint64_t value) {
   asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
+__device__ inline void max_relaxed_gpu(std::uint64_t* address, std::uint64_t value) {
+  asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
 /// Returns what was there.
 __device__ inline std::uint64_t exchange_relaxed_gpu(std::uint64_t* address, std::uint64_t value) {
   std::uint64_t old;

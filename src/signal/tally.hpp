@@ -44,16 +44,18 @@ inline bool is_whole(std::span<const Tally> set) {
 struct TallyPlan {
   int ranks = 0;    ///< of the group
   int sent = 0;     ///< counters of rows sent: to ranks, or to all experts of the group
-  int experts = 0;  ///< local experts whose rows are known; 0: none are
+  int experts = 0;  ///< local experts
   bool sent_to_experts = false;
+  bool experts_by_combine = false;  ///< combine writes those of experts
 
-  // Dispatch: calls, nanoseconds waited, rows sent, rows arrived [ranks], rows of each local expert.
+  // Dispatch: calls, nanoseconds waited, rows sent, rows arrived [ranks].
   HEDDLE_HOST_DEVICE int arrived_at() const { return 2 + sent; }
-  HEDDLE_HOST_DEVICE int experts_at() const { return arrived_at() + ranks; }
-  HEDDLE_HOST_DEVICE int dispatch_size() const { return experts_at() + experts; }
+  HEDDLE_HOST_DEVICE int dispatch_size() const { return arrived_at() + ranks + (experts_by_combine ? 0 : experts); }
   // Combine: calls, nanoseconds waited.
   HEDDLE_HOST_DEVICE int combine_at() const { return dispatch_size(); }
-  HEDDLE_HOST_DEVICE static int combine_size() { return 2; }
+  HEDDLE_HOST_DEVICE int combine_size() const { return 2 + (experts_by_combine ? experts : 0); }
+  // Rows of each local expert end one of the sets.
+  HEDDLE_HOST_DEVICE int experts_at() const { return experts_by_combine ? combine_at() + 2 : arrived_at() + ranks; }
   HEDDLE_HOST_DEVICE int size() const { return combine_at() + combine_size(); }
 };
 

@@ -128,6 +128,7 @@ struct LastTerm {
 //                              expected, seen: words as they are, epoch included, for the error
 //   w.team_barrier()           all workers of this rank; orders their writes
 //   w.note_progress()          rows move: fellow workers that wait at the team barrier begin their wait anew
+//   w.note_rests()             what this worker has waited in rest(), for who counts it after the next team barrier
 //   w.squad_barrier()          all workers of this squad; orders their writes
 //   w.last_of_team()           host: true for the last worker of the rank that comes here; it has seen what all did before
 //   w.enumerate_sets, w.enumerate_kinds  exact numbers of one worker's items, see numbering.hpp
@@ -164,6 +165,7 @@ concept Worker = requires(W& w, Word* word, const Word* seen, std::uint32_t& val
   { w.acquire(seen, name, value) } -> std::convertible_to<bool>;
   { w.peek(seen, value) } -> std::convertible_to<bool>;
   w.note_progress();
+  w.note_rests();
   { w.team_barrier() } -> std::convertible_to<bool>;
 };
 

@@ -48,15 +48,16 @@ class BenchGpu : public testing::Test {
 };
 
 TEST_F(BenchGpu, RefusesByName) {
-  const std::array<std::array<const char*, 2>, 9> cases{{{"--way mega", "--way does not know 'mega'"},
-                                                         {"--wire fp7", "--wire does not know 'fp7'"},
-                                                         {"--combine-wire fp7", "--combine-wire does not know 'fp7'"},
-                                                         {"--tokens 8,0", "--tokens 0: at least 1 is needed"},
-                                                         {"--sms-sweep 8,-1", "--sms-sweep -1: at least 1 is needed"},
-                                                         {"--overlap-sms 4", "--overlap"},
-                                                         {"--bulk -1", "--bulk -1: 0 for no bulk copies"},
-                                                         {"--tagged -1", "--tagged -1: 0 for no tagged rows"},
-                                                         {"--replays 0", "--replays"}}};
+  const std::array<std::array<const char*, 2>, 10> cases{{{"--way mega", "--way does not know 'mega'"},
+                                                          {"--wire fp7", "--wire does not know 'fp7'"},
+                                                          {"--combine-wire fp7", "--combine-wire does not know 'fp7'"},
+                                                          {"--tokens 8,0", "--tokens 0: at least 1 is needed"},
+                                                          {"--sms-sweep 8,-1", "--sms-sweep -1: at least 1 is needed"},
+                                                          {"--overlap-sms 4", "--overlap"},
+                                                          {"--bulk -1", "--bulk -1: 0 for no bulk copies"},
+                                                          {"--tagged -1", "--tagged -1: 0 for no tagged rows"},
+                                                          {"--counters yes", "--counters does not know 'yes'"},
+                                                          {"--replays 0", "--replays"}}};
   for (const auto& [arguments, part] : cases) {
     const Ran ran = run_heddle(std::string("bench exchange ") + arguments);
     EXPECT_EQ(ran.status, 2) << arguments << "\n" << ran.text;
@@ -123,6 +124,37 @@ TEST_F(BenchGpu, TaggedRowsBesideOrdinaryOnes) {
   }
   EXPECT_EQ(with, 2);
   EXPECT_EQ(object["rows"].size(), 14u);
+}
+
+// The same configurations without and with counters, one behind the other; what was counted, and what that cost.
+TEST_F(BenchGpu, CountersBesideNone) {
+  SKIP_WITHOUT_GPU();
+  const Json object =
+      run("--way gather,normal,low_latency,elastic,one_sided --wire bf16 --tokens 8,33 --tagged 0,8 --counters on,off");
+  if (object.is_null()) return;
+  const Json& rows = object["rows"];
+  ASSERT_EQ(rows.size(), 2u * (5 * 2 + 1));
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const Json& row = rows[i];
+    SCOPED_TRACE(row.dump().substr(0, 300));
+    ASSERT_EQ(row.count("failed"), 0u);
+    ASSERT_EQ(row["counters"].get<bool>(), i % 2 == 1);
+    ASSERT_EQ(row.count("counted"), i % 2);
+    if (i % 2 == 0) continue;
+    for (const char* field : {"way", "tokens", "tagged_tokens"}) EXPECT_EQ(row[field], rows[i - 1][field]) << field;
+    const double cost = row["median_us"].get<double>() - rows[i - 1]["median_us"].get<double>();
+    EXPECT_DOUBLE_EQ(row["counters_cost_us"].get<double>(), cost);
+    const Json& counted = row["counted"];
+    EXPECT_GE(counted["calls"].get<int>(), 3 * (row["way"] == "normal" ? 1 : 2))
+        << "three samples, of two round trips each in graphs";
+    for (const char* field : {"dispatch_wait_us", "combine_wait_us"}) EXPECT_GE(counted[field].get<double>(), 0.0) << field;
+    EXPECT_GE(counted["experts_over_mean"].get<double>(), 1.0) << "twelve experts, fifty pairs and more";
+  }
+  const Json alone = run("--way one_sided --wire bf16 --tokens 8 --counters on");
+  if (alone.is_null()) return;
+  ASSERT_EQ(alone["rows"].size(), 1u);
+  EXPECT_EQ(alone["rows"][0].count("counted"), 1u);
+  EXPECT_EQ(alone["rows"][0].count("counters_cost_us"), 0u) << "there is nothing to compare with";
 }
 
 // Rows of the busiest GPU, where they do not depend on the routing: gather's go to every rank, low_latency's are one a choice.

@@ -1,5 +1,4 @@
-// Counters that the host reads while kernels run: equal to what the routing says, never torn, and a late rank shows as the
-// others' waiting.
+// Counters that the host reads while kernels run: equal to what the routing says, and never torn.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -9,28 +8,14 @@
 #include <stop_token>
 #include <thread>
 
-#include "exchange/one_sided/layout.hpp"
 #include "exchange_arrivals.hpp"
-#include "gpu/device_run.hpp"
+#include "gpu/counting.hpp"
 
 namespace heddle {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 using Count = ExchangeCounters::Count;
-
-DeviceExchangeOptions counting() {
-  DeviceExchangeOptions options;
-  options.counters = true;
-  return options;
-}
-
-int ranks_here() { return 2 * std::max(2, gpus_here()); }
-
-ExchangeCounters counters_of_rank(DeviceRun& run, int rank) {
-  const std::size_t gpu = run.gpu_of(rank);
-  return run.exchange(0, gpu).counters(rank - run.workspace().first_rank(gpu));
-}
 
 /// What the counters of all ranks should be, from the ids alone.
 class Expected {
@@ -40,7 +25,7 @@ class Expected {
       ExchangeCounters& mine = of_[static_cast<std::size_t>(rank)];
       mine.sent.resize(of_.size());
       mine.arrived.resize(of_.size());
-      if (c.options.arrived != ArrivedLayout::routed) mine.experts.resize(c.options.placement.experts_of(rank).size());
+      mine.experts.resize(c.options.placement.experts_of(rank).size());
     }
   }
   void add(const Case& c, int round, const std::vector<bool>& live) {
@@ -100,7 +85,7 @@ class Expected {
   std::vector<ExchangeCounters> of_;
 };
 
-/// Every way in every layout that it allows.
+/// Every way in every layout that it allows, and gather with the flag beside the data, for steps of up to 16 tokens.
 std::vector<Case> every_case(int hidden, int experts, int topk, int cap) {
   std::vector<Case> all;
   for (const ExchangeOptions& options : every_way_on_gpus(hidden, experts, ranks_here(), topk, cap)) {
@@ -111,8 +96,15 @@ std::vector<Case> every_case(int hidden, int experts, int topk, int cap) {
       c.options.arrived = layout;
       all.push_back(c);
     }
+    if (options.way != Way::gather || options.gather != GatherMode::padded) continue;
+    all.emplace_back().options = options;
+    all.back().options.tagged_tokens = 16;
   }
   return all;
+}
+
+std::string label(const Case& c) {
+  return title(c.options) + " " + std::string(name(c.options.arrived)) + (c.options.tagged_tokens > 0 ? " tagged" : "");
 }
 
 /// A rank without tokens, one with all that fit, and numbers between; others each round.
@@ -127,7 +119,7 @@ TEST(CountersGpu, EqualWhatTheRoutingSays) {
   SKIP_WITHOUT_GPU();
   const std::uint64_t seed = test_seed();
   for (Case c : every_case(128, 13, 4, 40)) {
-    SCOPED_TRACE(title(c.options) + " " + std::string(name(c.options.arrived)));
+    SCOPED_TRACE(label(c));
     c.seed = seed;
     DeviceRun run({c}, gpus_here(), std::chrono::seconds(20), counting());
     Expected want(c);
@@ -156,7 +148,7 @@ TEST(CountersGpu, EqualWhatTheRoutingSaysOfManyTokens) {
   SKIP_WITHOUT_GPU();
   const std::uint64_t seed = test_seed();
   for (Case c : every_case(64, 19, 8, 1200)) {
-    SCOPED_TRACE(title(c.options) + " " + std::string(name(c.options.arrived)));
+    SCOPED_TRACE(label(c));
     c.seed = seed;
     c.options.queue_rows = 64;
     c.options.chunk_rows = 16;
@@ -176,9 +168,7 @@ TEST(CountersGpu, EqualWhatTheRoutingSaysOfManyTokens) {
 class TwoBatches {
  public:
   TwoBatches(DeviceRun& run, const Case& c, int few, int all) : run_(run) {
-    const int local = c.options.placement.max_local_experts();
-    const int rows = c.ranks() * c.options.cap * std::max(local, c.options.topk) + 128 * (local + 1);
-    room_ = static_cast<std::size_t>(rows) * static_cast<std::size_t>(c.options.hidden);
+    room_ = static_cast<std::size_t>(rows_at_most(c)) * static_cast<std::size_t>(c.options.hidden);
     for (int rank = 0; rank < run.ranks(); ++rank) {
       results_.emplace_back(run.device_of(rank), std::vector<bf16>(room_, bf16{0}));
       few_.emplace_back(run.device_of(rank), std::vector<int>{few});
@@ -250,7 +240,7 @@ void expect_turns(const std::vector<Count>& have, const std::vector<Count>& few,
 }
 
 /// The reader's side of the test below. least_seen: states that it has seen of every rank.
-void read_until(const std::stop_token& stop, DeviceRun& run, const std::vector<ExchangeCounters>& few,
+void read_until(const std::stop_token& stop, DeviceRun& run, bool routed, const std::vector<ExchangeCounters>& few,
                 const std::vector<ExchangeCounters>& all, std::atomic<std::uint64_t>& least_seen) {
   const std::size_t ranks = few.size();
   std::vector<std::uint64_t> calls(ranks, 0), combines(ranks, 0), seen(ranks, 0);
@@ -261,7 +251,8 @@ void read_until(const std::stop_token& stop, DeviceRun& run, const std::vector<E
       EXPECT_GE(now.combines, combines[rank]) << "combines of rank " << rank;
       expect_turns(now.sent, few[rank].sent, all[rank].sent, now.dispatches, "rows sent to rank ");
       expect_turns(now.arrived, few[rank].arrived, all[rank].arrived, now.dispatches, "rows arrived from rank ");
-      expect_turns(now.experts, few[rank].experts, all[rank].experts, now.dispatches, "rows of local expert ");
+      expect_turns(now.experts, few[rank].experts, all[rank].experts, routed ? now.combines : now.dispatches,
+                   "rows of local expert ");
       seen[rank] += now.dispatches != calls[rank] ? 1 : 0;
       calls[rank] = now.dispatches;
       combines[rank] = now.combines;
@@ -277,7 +268,7 @@ TEST(CountersGpu, ReadWhileGraphsReplay) {
   constexpr std::uint64_t states = 200;  // that the reader is to see, of each rank
   for (Case c : every_case(64, 13, 4, 16)) {
     if (c.options.way == Way::normal) continue;
-    SCOPED_TRACE(title(c.options) + " " + std::string(name(c.options.arrived)));
+    SCOPED_TRACE(label(c));
     c.seed = seed;
     const auto ranks = static_cast<std::size_t>(c.ranks());
     DeviceRun run({c}, gpus_here(), std::chrono::seconds(20), counting());
@@ -301,7 +292,7 @@ TEST(CountersGpu, ReadWhileGraphsReplay) {
     std::atomic<std::uint64_t> least_seen{0};
     std::jthread reader([&](const std::stop_token& stop) {
       try {
-        read_until(stop, run, few, all, least_seen);
+        read_until(stop, run, c.options.arrived == ArrivedLayout::routed, few, all, least_seen);
       } catch (const std::exception& error) {
         ADD_FAILURE() << "reading threw: " << error.what();
       }
@@ -323,99 +314,6 @@ TEST(CountersGpu, ReadWhileGraphsReplay) {
     }
     if (testing::Test::HasFailure()) return;
   }
-}
-
-/// A rank of a one_sided run that comes late: by its own abort word it leaves its kernels without a word, and the test
-/// writes its words later, in its name.
-class LateRank {
- public:
-  LateRank(DeviceRun& run, const Case& c, int late)
-      : run_(run), layout_(make_layout<OneSidedLayout>(c.options, areas_of(run.memory(), c.ranks()))), late_(late) {}
-
-  void fall_silent() const { write(&header(late_)->abort, static_cast<Word>(late_) + 1); }
-  Word epoch() const { return read(&header(0)->epoch, 1)[0]; }
-  /// Until the kernels of all others have begun, which they tell by one of their epochs.
-  void wait_for_the_others(Word HeapHeader::*which, Word epoch) const {
-    const Clock::time_point end = Clock::now() + std::chrono::seconds(10);
-    for (int rank = 0; rank < run_.ranks(); ++rank) {
-      while (rank != late_ && read(&(header(rank)->*which), 1)[0] != epoch)
-        ASSERT_LT(Clock::now(), end) << "the kernel of rank " << rank << " does not begin";
-    }
-  }
-  /// No rows, of one CTA.
-  void speak(bool combine, Word epoch) const {
-    const std::size_t word = combine ? layout_.ready_word(late_) : layout_.arrived_word(late_);
-    for (int rank = 0; rank < run_.ranks(); ++rank) {
-      if (rank != late_) write(run_.workspace().view(0).at<Word>(rank, word), pack_word(static_cast<std::uint32_t>(epoch), 0));
-    }
-  }
-
- private:
-  HeapHeader* header(int rank) const { return run_.workspace().view(0).at<HeapHeader>(rank, 0); }
-  static void write(Word* where, Word value) {
-    check(cudaMemcpy(where, &value, sizeof value, cudaMemcpyHostToDevice), "writing of a word");
-    check(cudaStreamSynchronize(nullptr), "writing of a word");
-  }
-
-  DeviceRun& run_;
-  OneSidedLayout layout_;
-  int late_;
-};
-
-TEST(CountersGpu, ALateRankShowsAsTheOthersWaiting) {
-  SKIP_WITHOUT_GPU();
-  constexpr std::chrono::milliseconds late(100);
-  constexpr std::uint64_t least = 50'000'000;  // nanoseconds: most of that time the others were waiting already
-  constexpr int victim = 2;
-  Case c;
-  c.options = options_for(Way::one_sided, 128, 12, ranks_here(), 3, 8);
-  c.tokens.assign(static_cast<std::size_t>(c.ranks()), 8);
-  DeviceRun run({c}, gpus_here(), std::chrono::seconds(20), counting());
-  round_trip(c, run, 0, false, false, false);
-  std::vector<ExchangeCounters> before;
-  for (int rank = 0; rank < c.ranks(); ++rank) before.push_back(counters_of_rank(run, rank));
-
-  const LateRank late_rank(run, c, victim);
-  std::vector<Buffer<bf16>> results;
-  for (int rank = 0; rank < c.ranks(); ++rank) {
-    run.load(rank, draw(c, rank, 1));
-    results.emplace_back(run.device_of(rank),
-                         std::vector<bf16>(static_cast<std::size_t>(c.ranks() * c.options.cap * c.options.hidden), bf16{0}));
-  }
-  run.settle();
-  const Word epoch = late_rank.epoch() + 1;
-  late_rank.fall_silent();
-  run.dispatch_fused({c.most_tokens(), Phase::decode});
-  late_rank.wait_for_the_others(&HeapHeader::call, epoch);
-  std::this_thread::sleep_for(late);
-  for (int rank = 0; rank < c.ranks(); ++rank)
-    EXPECT_EQ(counters_of_rank(run, rank).dispatches, 1u) << "rank " << rank << " has not heard of rank " << victim << " yet";
-  late_rank.speak(false, epoch);
-  run.wait();
-  run.combine(DeviceRun::pointers(results), Shared::none, true);
-  late_rank.wait_for_the_others(&HeapHeader::epoch, epoch);
-  std::this_thread::sleep_for(late);
-  late_rank.speak(true, epoch);
-  run.wait();
-
-  for (int rank = 0; rank < c.ranks(); ++rank) {
-    SCOPED_TRACE(testing::Message() << "rank " << rank);
-    const ExchangeCounters& was = before[static_cast<std::size_t>(rank)];
-    const ExchangeCounters now = counters_of_rank(run, rank);
-    EXPECT_EQ(now.dispatches, rank == victim ? 1u : 2u);
-    EXPECT_EQ(now.combines, rank == victim ? 1u : 2u);
-    if (rank == victim) continue;
-    EXPECT_GE(now.dispatch_wait.last, least);
-    EXPECT_EQ(now.dispatch_wait.sum, was.dispatch_wait.sum + now.dispatch_wait.last);
-    EXPECT_GE(now.combine_wait.last, least);
-    EXPECT_EQ(now.combine_wait.sum, was.combine_wait.sum + now.combine_wait.last);
-    EXPECT_EQ(now.arrived[victim].last, 0u);
-    EXPECT_EQ(now.arrived[victim].sum, was.arrived[victim].sum);
-  }
-  run.workspace().reset();
-  round_trip(c, run, 2, false, false, false);
-  EXPECT_EQ(counters_of_rank(run, victim).dispatches, 2u);
-  EXPECT_EQ(counters_of_rank(run, 0).dispatches, 3u);
 }
 
 TEST(CountersGpu, RefusedByName) {

@@ -111,9 +111,25 @@ void nccl_round_trip(const Case& c, DeviceRun& run, int round, bool fused, bool 
   expect_sums(c, run, round, shared);
 }
 
-std::string refusal(const ExchangeOptions& options, const std::vector<int>& gpus, int ranks, const std::vector<int>& of_nccl) {
+/// A part for each GPU, of one process and then another one's, if that has some.
+cuda::DeviceMap map_of(const std::vector<int>& gpus, int ranks, const std::vector<int>& gpus_of_another = {}) {
+  cuda::DeviceMap map;
+  map.gpus = gpus.size();
+  for (const int gpu : gpus) map.parts.push_back({0, gpu, "GPU-a", 0, 1});
+  for (const int gpu : gpus_of_another) map.parts.push_back({1, gpu, "GPU-b", 0, 1});
+  const int parts = static_cast<int>(map.parts.size());
+  for (int part = 0, first = 0; part < parts; ++part) {
+    cuda::Part& it = map.parts[static_cast<std::size_t>(part)];
+    it.first_rank = first;
+    it.ranks = ranks / parts + (part < ranks % parts ? 1 : 0);
+    first += it.ranks;
+  }
+  return map;
+}
+
+std::string refusal(const ExchangeOptions& options, const cuda::DeviceMap& group, const cuda::DeviceMap& of_nccl) {
   try {
-    check_gather_by_nccl(options, gpus, ranks, of_nccl);
+    check_gather_by_nccl(options, group, of_nccl);
   } catch (const InputError& error) {
     return error.what();
   }
@@ -122,18 +138,23 @@ std::string refusal(const ExchangeOptions& options, const std::vector<int>& gpus
 
 TEST(NcclGather, RefusesByNameWhatItCannotServe) {
   const ExchangeOptions good = options_for(Way::gather, 128, 8, 2, 2, 4);
-  EXPECT_EQ(refusal(good, {0, 1}, 2, {0, 1}), "");
+  const cuda::DeviceMap two = map_of({0, 1}, 2);
+  EXPECT_EQ(refusal(good, two, two), "");
   ExchangeOptions other = options_for(Way::one_sided, 128, 8, 2, 2, 4);
-  EXPECT_THAT(refusal(other, {0, 1}, 2, {0, 1}), HasSubstr("way one_sided has kernels of its own"));
+  EXPECT_THAT(refusal(other, two, two), HasSubstr("way one_sided has kernels of its own"));
   other = good;
   other.gather = GatherMode::uneven;
-  EXPECT_THAT(refusal(other, {0, 1}, 2, {0, 1}), HasSubstr("GatherMode::padded"));
+  EXPECT_THAT(refusal(other, two, two), HasSubstr("GatherMode::padded"));
   other = good;
   other.combine_wire = Wire::fp8;
-  EXPECT_THAT(refusal(other, {0, 1}, 2, {0, 1}), HasSubstr("Wire::bf16"));
-  EXPECT_THAT(refusal(good, {0}, 2, {0}), HasSubstr("2 ranks share 1 GPUs"));
-  EXPECT_THAT(refusal(good, {0, 1}, 2, {1, 0}), HasSubstr("for GPUs 1, 0, the group's are 0, 1"));
-  EXPECT_THAT(refusal(options_for(Way::gather, 128, 8, 3, 2, 4), {0, 1}, 2, {0, 1}), HasSubstr("the placement is for 3 ranks"));
+  EXPECT_THAT(refusal(other, two, two), HasSubstr("Wire::bf16"));
+  EXPECT_THAT(refusal(good, map_of({0}, 2), map_of({0}, 1)), HasSubstr("2 ranks share 1 GPUs"));
+  EXPECT_THAT(refusal(good, two, map_of({1, 0}, 2)), HasSubstr("for GPU 1, GPU 0; the group's ranks are on GPU 0, GPU 1"));
+  EXPECT_THAT(refusal(good, two, map_of({0}, 1)), HasSubstr("for GPU 0; the group's ranks are on GPU 0, GPU 1"));
+  EXPECT_THAT(refusal(options_for(Way::gather, 128, 8, 3, 2, 4), two, two), HasSubstr("the placement is for 3 ranks"));
+  const cuda::DeviceMap processes = map_of({0}, 2, {0});
+  EXPECT_EQ(refusal(good, processes, processes), "") << "each process calls its GPU 0";
+  EXPECT_THAT(refusal(good, processes, two), HasSubstr("on GPU 0 of process 0 (GPU-a), GPU 0 of process 1 (GPU-b)"));
 }
 
 TEST(NcclGather, CommunicatorsNeedAGpuEach) {

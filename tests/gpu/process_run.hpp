@@ -58,20 +58,20 @@ inline void see_only_gpu(int gpu) {
 /// One process's share of a case: one GPU, `mine.ranks` ranks.
 class ProcessRun {
  public:
-  ProcessRun(const Case& c, Group& processes, const DeviceGroupOptions& mine)
+  ProcessRun(const Case& c, Group& processes, const DeviceGroupOptions& mine, const DeviceExchangeOptions& device = {})
       : case_(c),
         memory_(exchange_memory(c.options)),
         workspace_(processes, mine, memory_.heap_bytes(c.ranks()), describe(c.options)),
-        exchange_(create_device_exchange(workspace_, 0, c.options, memory_)) {
+        exchange_(create_device_exchange(workspace_, 0, c.options, memory_, device)) {
     check(cudaSetDevice(workspace_.device(0)), "cudaSetDevice");
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
-    const int device = workspace_.device(0);
+    const int gpu = workspace_.device(0);
     const auto cap = static_cast<std::size_t>(c.options.cap);
     const auto hidden = cap * static_cast<std::size_t>(c.options.hidden);
     const auto k = cap * static_cast<std::size_t>(c.options.topk);
     for (int local = 0; local < count(); ++local) {
-      seats_.push_back({Buffer<int>(device, 1), Buffer<bf16>(device, hidden), Buffer<std::int32_t>(device, k),
-                        Buffer<float>(device, k), Buffer<bf16>(device, hidden)});
+      seats_.push_back({Buffer<int>(gpu, 1), Buffer<bf16>(gpu, hidden), Buffer<std::int32_t>(gpu, k), Buffer<float>(gpu, k),
+                        Buffer<bf16>(gpu, hidden)});
     }
   }
   ~ProcessRun() { cudaStreamDestroy(stream_); }

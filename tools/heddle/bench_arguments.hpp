@@ -16,12 +16,13 @@ struct BenchArguments {
   std::vector<std::string> combine_wires{"bf16"};
   std::string routing = "uniform", trace;
   int trace_layer = 0, trace_step = 0, trace_expand = 1;
-  std::vector<int> sweep;            ///< CTAs a GPU to try; empty: no sweep
-  std::vector<int> overlap;          ///< microseconds of other work between the halves; empty: no such study
-  std::vector<int> overlap_sms{16};  ///< SMs that the halves are given there
-  int work_sms = 0;                  ///< SMs of the other work; 0: those that the halves leave
-  std::vector<int> bulk{0};          ///< least bytes of rows that go by bulk copies; 0: none
-  std::vector<int> tagged{0};        ///< most tokens of gather whose rows travel as words; 0: none
+  std::vector<int> sweep;                    ///< CTAs a GPU to try; empty: no sweep
+  std::vector<int> overlap;                  ///< microseconds of other work between the halves; empty: no such study
+  std::vector<int> overlap_sms{16};          ///< SMs that the halves are given there
+  int work_sms = 0;                          ///< SMs of the other work; 0: those that the halves leave
+  std::vector<int> bulk{0};                  ///< least bytes of rows that go by bulk copies; 0: none
+  std::vector<int> tagged{0};                ///< most tokens of gather whose rows travel as words; 0: none
+  std::vector<std::string> counters{"off"};  ///< are calls counted? off, on, or both in turn
   bool layout_cost = false;
   std::string json, commit;
   std::uint64_t seed = 1;

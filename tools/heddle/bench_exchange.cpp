@@ -55,6 +55,12 @@ void add_how(CLI::App& command, BenchArguments& a) {
       ->delimiter(',')
       ->group(how)
       ->capture_default_str();
+  command
+      .add_option("--counters", a.counters,
+                  "off, on: are calls counted (DeviceExchangeOptions::counters)? off,on: both in turn, and what counting costs")
+      ->delimiter(',')
+      ->group(how)
+      ->capture_default_str();
   command.add_option("--replays", a.replays, "samples")->group(how)->capture_default_str()->check(CLI::PositiveNumber);
   command.add_option("--round-trips", a.round_trips, "round trips a replay")
       ->group(how)
@@ -105,6 +111,8 @@ void check_arguments(const BenchArguments& a) {
   for (const int tokens : a.tagged) {
     if (tokens < 0) throw InputError(fmt::format("--tagged {}: 0 for no tagged rows, or the most tokens that travel so", tokens));
   }
+  for (const std::string& word : a.counters) value_of(off_on, "--counters", word);
+  if (a.counters.empty()) throw InputError("--counters: give off, on or both");
   if (!a.sweep.empty()) positive("--sms-sweep", a.sweep);
   if (!a.overlap.empty()) positive("--overlap", a.overlap);
   positive("--overlap-sms", a.overlap_sms);

@@ -20,11 +20,15 @@ const std::map<std::string, Way> own_ways{{"gather", Way::gather},
                                           {"low_latency", Way::low_latency},
                                           {"elastic", Way::elastic},
                                           {"one_sided", Way::one_sided}};
+const std::map<std::string, bool> off_on{{"off", false}, {"on", true}};
 
 std::string label_of(const Row& row) {
   const Configuration& c = row.configuration;
-  return fmt::format("{:<12} {:<5} {:<5} {:>6} {:>5} {:>6}", row.way, word_of(wires, c.wire), word_of(wires, c.combine_wire),
-                     c.tokens, c.bulk, c.tagged);
+  return fmt::format("{:<12} {:<5} {:<5} {:>6} {:>5} {:>6} {:>5}", row.way, word_of(wires, c.wire), word_of(wires, c.combine_wire),
+                     c.tokens, c.bulk, c.tagged, word_of(off_on, c.counters));
+}
+std::string label_title() {
+  return fmt::format("{:<12} {:<5} {:<5} {:>6} {:>5} {:>6} {:>5}", "way", "wire", "back", "tokens", "bulk", "tagged", "count");
 }
 
 namespace {
@@ -42,10 +46,8 @@ void print_times(const std::string& label, const Json& entry, const std::string&
 }
 
 void print_title(int hidden) {
-  print_line(
-      fmt::format("\nhidden {}\n{:<12} {:<5} {:<5} {:>6} {:>5} {:>6} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6} {:>8} {:>6}",
-                  hidden, "way", "wire", "back", "tokens", "bulk", "tagged", "median", "least", "most", "dispatch", "combine",
-                  "remote MB", "local MB", "link", "floor", "times"));
+  print_line(fmt::format("\nhidden {}\n{} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6} {:>8} {:>6}", hidden, label_title(),
+                         "median", "least", "most", "dispatch", "combine", "remote MB", "local MB", "link", "floor", "times"));
 }
 
 }  // namespace
@@ -72,7 +74,8 @@ Json Run::entry_of(const Batch& batch, const Row& row) const {
           {"tokens", c.tokens},
           {"sms", c.sms},
           {"bulk_bytes", c.bulk},
-          {"tagged_tokens", c.tagged}};
+          {"tagged_tokens", c.tagged},
+          {"counters", c.counters}};
 }
 
 void Run::add_times(Json& entry, const Times& times, const Traffic& traffic) const {
@@ -88,6 +91,17 @@ void Run::add_times(Json& entry, const Times& times, const Traffic& traffic) con
   entry["share_of_link"] = traffic.remote_bytes / (middle * 1e-6) / link_rate();
   entry["floor_us"] = floor_us(traffic);
   entry["times_floor"] = middle / floor_us(traffic);
+}
+
+std::string Run::add_counted(Json& entry, const Counted& counted, double median_us) const {
+  entry["counted"] = {{"calls", counted.calls},
+                      {"dispatch_wait_us", counted.dispatch_wait},
+                      {"combine_wait_us", counted.combine_wait},
+                      {"experts_over_mean", counted.experts_over_mean}};
+  std::string remark = fmt::format("  waited {:.1f} + {:.1f} us", counted.dispatch_wait, counted.combine_wait);
+  if (!uncounted_us_) return remark;
+  entry["counters_cost_us"] = median_us - *uncounted_us_;
+  return remark + fmt::format(", counting {:+.2f} us", median_us - *uncounted_us_);
 }
 
 void Run::measure_floor() {
@@ -124,10 +138,13 @@ std::vector<Row> Run::rows(const std::vector<std::string>& ways) const {
             if (bulk > 0 && !any_bf16) continue;  // nothing goes by bulk copies
             for (const int tagged : a_.tagged) {
               const bool any_tagged = way == Way::gather && wire == "bf16" && back == "bf16" && tokens <= tagged;
-              if (tagged > 0 && !any_tagged) continue;  // nothing travels tagged
-              all.push_back({way_name,
-                             {way, value_of(wires, "--wire", wire), value_of(wires, "--combine-wire", back), default_layout(way),
-                              tokens, a_.experts, a_.sms, bulk, tagged, nullptr}});
+              if (tagged > 0 && !any_tagged) continue;       // nothing travels tagged
+              for (const auto& [word, counters] : off_on) {  // without comes first, to be compared with
+                if (std::find(a_.counters.begin(), a_.counters.end(), word) == a_.counters.end()) continue;
+                all.push_back({way_name,
+                               {way, value_of(wires, "--wire", wire), value_of(wires, "--combine-wire", back), default_layout(way),
+                                tokens, a_.experts, a_.sms, bulk, tagged, counters, nullptr}});
+              }
             }
           }
         }
@@ -140,6 +157,8 @@ std::vector<Row> Run::rows(const std::vector<std::string>& ways) const {
 void Run::round_trip(Batch& batch, const Row& row) {
   const std::string label = label_of(row);
   Json entry = entry_of(batch, row);
+  const bool counters = row.configuration.counters;
+  if (!counters) uncounted_us_.reset();
   attempt(rows_, entry, label, [&] {
     Setup setup(row.configuration, batch, lanes_);
     const bool eager = row.configuration.way == Way::normal;
@@ -150,6 +169,9 @@ void Run::round_trip(Batch& batch, const Row& row) {
     entry["results_in_place"] = setup.results_in_place();
     std::string remark = eager ? fmt::format("  host blocked {:.1f} us", median(times.host_blocked)) : "";
     if (setup.results_in_place()) remark += "  in place";
+    const double median_us = median(times.round_trips);
+    if (counters) remark += add_counted(entry, setup.counted(), median_us);
+    if (!counters && a_.counters.size() > 1) uncounted_us_ = median_us;
     print_times(label, entry, remark);
     rows_.push_back(entry);
   });
@@ -210,7 +232,7 @@ void Run::nccl(Batch& batch) {
     for (const int tokens : a_.tokens) nccl_round_trip(batch, tokens);
   }
   for (Row row : wants("gather_nccl") ? rows({"gather"}) : std::vector<Row>{}) {
-    if (row.configuration.bulk > 0 || row.configuration.tagged > 0) continue;
+    if (row.configuration.bulk > 0 || row.configuration.tagged > 0 || row.configuration.counters) continue;
     row.way = "gather_nccl";
     row.configuration.nccl = communicators_;
     if (communicators_ != nullptr) {

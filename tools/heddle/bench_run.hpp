@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,8 @@ class Run {
 
   Json entry_of(const Batch& batch, const Row& row) const;
   void add_times(Json& entry, const Times& times, const Traffic& traffic) const;
+  /// What was counted, and what the counting cost; the end of the line that says so.
+  std::string add_counted(Json& entry, const Counted& counted, double median_us) const;
   double floor_us(const Traffic& traffic) const { return 1e6 * (traffic.floor_seconds + word_seconds(lanes_)) + empty_us_; }
   int ranks_a_gpu() const { return (a_.ranks + static_cast<int>(lanes_.gpus()) - 1) / static_cast<int>(lanes_.gpus()); }
 
@@ -57,15 +60,18 @@ class Run {
   std::string routing_note_;
   int topk_ = 0;
   std::shared_ptr<NcclCommunicators> communicators_;
-  std::string no_nccl_;  ///< why there are none
+  std::string no_nccl_;                 ///< why there are none
+  std::optional<double> uncounted_us_;  ///< median of the line before, if it is the same without counters
   Json floor_ = Json::object(), rows_ = Json::array(), layouts_ = Json::array(), sweeps_ = Json::array(), overlaps_ = Json::array();
 };
 
-/// The first columns of every table.
+/// The first columns of every table, and what they are called.
 std::string label_of(const Row& row);
+std::string label_title();
 /// Does one configuration; what does not fit together or lacks memory becomes a line and an entry of `to` with the reason.
 void attempt(Json& to, const Json& entry, const std::string& label, const std::function<void()>& work);
 
 extern const std::map<std::string, Way> own_ways;
+extern const std::map<std::string, bool> off_on;
 
 }  // namespace heddle::tool

@@ -44,9 +44,8 @@ void Run::layout_costs(Batch& batch) {
   print_line(fmt::format(
       "\nhidden {}: layouts. receive: dispatch_receive when all rows are there; collect: combine_receive likewise; empty: a launch "
       "that does nothing, taken alike\ncost: receive without empty; normal: dispatch without that of its routed layout\n"
-      "{:<12} {:<5} {:<5} {:>6} {:>5} {:>6} {:<10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
-      batch.hidden(), "way", "wire", "back", "tokens", "bulk", "tagged", "layout", "dispatch", "combine", "receive", "collect",
-      "empty", "cost"));
+      "{} {:<10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
+      batch.hidden(), label_title(), "layout", "dispatch", "combine", "receive", "collect", "empty", "cost"));
   for (Row row : rows(a_.ways)) {
     double routed_dispatch = 0;
     for (const ArrivedLayout layout : {ArrivedLayout::routed, ArrivedLayout::masked, ArrivedLayout::contiguous}) {
@@ -60,8 +59,7 @@ void Run::layout_costs(Batch& batch) {
 void Run::sweeps(Batch& batch) {
   std::vector<int> sms{0};
   sms.insert(sms.end(), a_.sweep.begin(), a_.sweep.end());
-  std::string title = fmt::format("\nhidden {}: by CTAs a GPU\n{:<12} {:<5} {:<5} {:>6} {:>5} {:>6} {:>8}", batch.hidden(), "way",
-                                  "wire", "back", "tokens", "bulk", "tagged", "rule");
+  std::string title = fmt::format("\nhidden {}: by CTAs a GPU\n{} {:>8}", batch.hidden(), label_title(), "rule");
   for (const int ctas : a_.sweep) title += fmt::format(" {:>8}", ctas);
   print_line(title + fmt::format(" {:>14}", "rule over best"));
   for (const Row& row : rows(a_.ways)) {
@@ -89,11 +87,10 @@ void Run::sweeps(Batch& batch) {
 }
 
 void Run::overlaps(Batch& batch) {
-  print_line(
-      fmt::format("\nhidden {}: halves of low_latency around other work, us a round trip (the work comes twice)\n"
-                  "{:<12} {:<5} {:<5} {:>6} {:>5} {:>6} {:>5} {:>9} {:>9} {:>9} {:>11} {:>7} {:>11} {:>7}",
-                  batch.hidden(), "way", "wire", "back", "tokens", "bulk", "tagged", "CTAs", "work CTAs", "work", "exchange",
-                  "one stream", "hidden", "two streams", "hidden"));
+  print_line(fmt::format(
+      "\nhidden {}: halves of low_latency around other work, us a round trip (the work comes twice)\n"
+      "{} {:>5} {:>9} {:>9} {:>9} {:>11} {:>7} {:>11} {:>7}",
+      batch.hidden(), label_title(), "CTAs", "work CTAs", "work", "exchange", "one stream", "hidden", "two streams", "hidden"));
   for (Row row : rows({"low_latency"})) {
     for (const int ctas : a_.overlap_sms) {
       const int work_ctas = a_.work_sms > 0 ? a_.work_sms : std::max(1, lanes_.sms() - ctas);

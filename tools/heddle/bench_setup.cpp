@@ -29,6 +29,7 @@ Setup::Setup(const Configuration& configuration, Batch& batch, Lanes& lanes)
       batch_(batch),
       options_(options_of(configuration, batch)),
       bulk_bytes_(configuration.bulk),
+      counters_(configuration.counters),
       nccl_(configuration.nccl),
       memory_(exchange_memory(options_)),
       workspace_(batch.workspace(memory_.heap_bytes(batch.ranks()))),
@@ -54,6 +55,7 @@ void Setup::make_exchanges(int sms) {
     DeviceExchangeOptions device_options;
     device_options.sms = sms;
     device_options.bulk_bytes = bulk_bytes_;
+    device_options.counters = counters_;
     device_options.nccl = nccl_;
     exchanges_.push_back(create_device_exchange(workspace_, gpu, options_, memory_, device_options));
   }
@@ -62,6 +64,26 @@ void Setup::make_exchanges(int sms) {
 void Setup::change_sms(int sms) {
   make_exchanges(sms);
   first_round_trip();
+}
+
+Counted Setup::counted() const {
+  Counted all;
+  std::vector<ExchangeCounters::Count> experts;
+  std::uint64_t combines = 0;
+  for (std::size_t gpu = 0; gpu < exchanges_.size(); ++gpu) {
+    for (int local = 0; local < workspace_.ranks_on(gpu); ++local) {
+      const ExchangeCounters one = exchanges_[gpu]->counters(local);
+      combines += one.combines;
+      all.dispatch_wait += static_cast<double>(one.dispatch_wait.sum) * 1e-3;
+      all.combine_wait += static_cast<double>(one.combine_wait.sum) * 1e-3;
+      experts.insert(experts.end(), one.experts.begin(), one.experts.end());
+    }
+  }
+  all.calls = combines / static_cast<std::uint64_t>(workspace_.ranks());
+  all.dispatch_wait /= static_cast<double>(std::max<std::uint64_t>(combines, 1));
+  all.combine_wait /= static_cast<double>(std::max<std::uint64_t>(combines, 1));
+  all.experts_over_mean = imbalance(experts).sum;
+  return all;
 }
 
 std::function<void()> Setup::give_up() const {

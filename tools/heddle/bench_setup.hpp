@@ -22,10 +22,19 @@ struct Configuration {
   int sms = 0;                              ///< 0: by the library's rule
   int bulk = 0;                             ///< DeviceExchangeOptions::bulk_bytes
   int tagged = 0;                           ///< ExchangeOptions::tagged_tokens
+  bool counters = false;                    ///< DeviceExchangeOptions::counters
   std::shared_ptr<NcclCommunicators> nccl;  ///< gather by NCCL; null: own kernels
 };
 
 ExchangeOptions options_of(const Configuration& configuration, const Batch& batch);
+
+/// Of all ranks together.
+struct Counted {
+  std::uint64_t calls = 0;   ///< round trips of a rank
+  double dispatch_wait = 0;  ///< microseconds that a rank waited in a call, the mean over calls and ranks
+  double combine_wait = 0;
+  double experts_over_mean = 0;  ///< rows of the fullest expert over the mean
+};
 
 class Setup {
  public:
@@ -49,6 +58,8 @@ class Setup {
   /// After calls of one GPU failed: the workspace can be used again.
   void recover() { workspace_.reset(); }
   const ExchangeOptions& options() const { return options_; }
+  /// What the exchanges have counted since they were made. Throws InputError if they do not count.
+  Counted counted() const;
   /// Do experts make their results where combine wants them?
   bool results_in_place() const { return exchanges_[0]->result_rows(0) != nullptr; }
   std::size_t heap_bytes() const { return memory_.heap_bytes(batch_.ranks()); }
@@ -63,6 +74,7 @@ class Setup {
   Batch& batch_;
   ExchangeOptions options_;
   int bulk_bytes_ = 0;
+  bool counters_ = false;
   std::shared_ptr<NcclCommunicators> nccl_;
   ExchangeMemory memory_;
   DeviceWorkspace& workspace_;

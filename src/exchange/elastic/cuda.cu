@@ -46,7 +46,9 @@ template <RowMover mover>
 __device__ void lay_out(DeviceWorker<mover>& w, const ElasticCall& call, const ElasticScratch& scratch,
                         const std::int32_t* arrived) {
   const int n = w.sum_values(w.heap().ranks, arrived);
-  if (!elastic_list(w, call.layout, arrived, n, n < call.room ? call.room : n, call.placement, scratch)) return;
+  PairCount pairs(w, call);
+  if (!elastic_list(w, call.layout, arrived, n, n < call.room ? call.room : n, call.placement, scratch, pairs)) return;
+  pairs.add_up();
   if (call.by_expert) {
     if (!elastic_expand(w, call.layout, arrived, n, call.placement, scratch, experts_of(call, w.heap().rank))) return;
   } else {

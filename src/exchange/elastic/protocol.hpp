@@ -62,15 +62,15 @@ HEDDLE_HOST_DEVICE inline std::size_t arrived_row_number(const ElasticLayout& la
 }
 
 /// Copy epilogue, first part: the routing and the home tokens of the n arrived rows, then "no expert" up to `room` rows.
-template <Worker W>
+template <Worker W, class Count = NotCounted>
 HEDDLE_PROTOCOL bool elastic_list(W& w, const ElasticLayout& layout, const std::int32_t* arrived, int n, int room,
-                                  const PlacementView& placement, const ElasticScratch& scratch) {
+                                  const PlacementView& placement, const ElasticScratch& scratch, const Count& count = {}) {
   if (!w.begin()) return false;
   const HeapView heap = w.heap();
   const auto routing_of = [&](int i) {
     return i < n ? heap.template mine<std::byte>(layout.routing(arrived_row_number(layout, arrived, i))) : nullptr;
   };
-  list_routing(w, room, routing_of, placement, scratch.routing);
+  list_routing(w, room, routing_of, placement, scratch.routing, count);
   w.spread(n, 1, [&](int i, int) {
     const std::size_t number = arrived_row_number(layout, arrived, i);
     scratch.home_tokens[i] = w.load(heap.template mine<const std::int32_t>(layout.home_token(number)));

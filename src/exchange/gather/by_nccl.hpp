@@ -9,6 +9,7 @@
 #include "exchange/areas.hpp"
 #include "exchange/sending.hpp"
 #include "formats/row_format.hpp"
+#include "group/cuda_map.hpp"
 #include "heddle/device.hpp"
 #include "signal/device_team.hpp"
 
@@ -43,9 +44,9 @@ void list_gathered(const NcclGather& call, cudaStream_t stream);
 /// Own rows of the sum, and the shared expert's, to where the caller wants them.
 void finish_sums(const NcclGather& call, cudaStream_t stream);
 
-/// Throws InputError where options or ranks are not what NCCL can serve. ranks and gpus are the group's, devices the
-/// communicators'.
-void check_gather_by_nccl(const ExchangeOptions& options, const std::vector<int>& gpus, int ranks, const std::vector<int>& devices);
+/// Throws InputError where options or ranks are not what NCCL can serve: `group` says where the workspace's ranks are,
+/// `of_nccl` where the communicators' are.
+void check_gather_by_nccl(const ExchangeOptions& options, const cuda::DeviceMap& group, const cuda::DeviceMap& of_nccl);
 
 std::unique_ptr<DeviceExchange> create_device_gather_by_nccl(DeviceWorkspace& workspace, std::size_t gpu,
                                                              const ExchangeOptions& options, const DeviceExchangeOptions& device);

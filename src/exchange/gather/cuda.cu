@@ -44,7 +44,8 @@ __device__ bool send(DeviceWorker<mover>& w, const GatherCall& call, const SendI
 
 /// Tensor-parallel attention: the tokens are here; only their ids become local.
 template <RowMover mover>
-__device__ void take_own_tokens(DeviceWorker<mover>& w, const GatherCall& call, const ArrivedRouting& routing) {
+__device__ void take_own_tokens(DeviceWorker<mover>& w, const GatherCall& call, const ArrivedRouting& routing,
+                                const PairCount& count) {
   const SendInput input = send_input(call);
   const RowFormat& wire = call.layout.wire;
   std::byte* rows = of_this_rank(call.own_rows, call);
@@ -58,8 +59,10 @@ __device__ void take_own_tokens(DeviceWorker<mover>& w, const GatherCall& call, 
   w.spread(call.max_tokens, call.topk, [&](int token, int choice) {
     const int pair = token * call.topk + choice;
     const bool there = token < input.tokens;
-    routing.local_ids[pair] = there ? call.placement.local_id(input.ids[pair], rank) : -1;
+    const std::int32_t local = there ? call.placement.local_id(input.ids[pair], rank) : -1;
+    routing.local_ids[pair] = local;
     routing.weights[pair] = there ? input.weights[pair] : 0.0f;
+    count(local);
   });
 }
 
@@ -70,8 +73,10 @@ __global__ void __launch_bounds__(threads_a_cta, 1) gather_dispatch(const __grid
   if (call.send && !send(w, call, send_input(call), counts)) return;
   if (!call.receive || !w.begin()) return;
   const ArrivedRouting routing{call.topk, of_this_rank(call.routing.local_ids, call), of_this_rank(call.routing.weights, call)};
+  PairCount pairs(w, call);
   if (call.mode == GatherMode::tensor_parallel) {
-    take_own_tokens(w, call, routing);
+    take_own_tokens(w, call, routing, pairs);
+    pairs.add_up();
     const auto none = [](int) { return 0; };
     return tally_dispatch(call, none, none, none);
   }
@@ -79,9 +84,11 @@ __global__ void __launch_bounds__(threads_a_cta, 1) gather_dispatch(const __grid
   const std::int32_t* heard = call.mode == GatherMode::zero_filled ? counts : gather_hear(w, call.layout, counts);
   if (heard == nullptr) return;
   const Span span = span_of(w, call, heard);
-  gather_list(w, call.layout, w.heap().ranks * call.max_tokens, call.placement, routing, [&](int row) {
+  const auto padding = [&](int row) {
     return call.mode == GatherMode::padded ? row % call.max_tokens >= heard[row / call.max_tokens] : row >= span.rows;
-  });
+  };
+  gather_list(w, call.layout, w.heap().ranks * call.max_tokens, call.placement, routing, padding, pairs);
+  pairs.add_up();
   const int tokens = send_input(call).tokens;
   tally_dispatch(
       call, [&](int d) { return w.live(d) ? tokens : 0; }, [&](int s) { return w.live(s) ? heard[s] : 0; }, [](int) { return 0; });

@@ -11,8 +11,22 @@
 
 namespace heddle {
 
-void check_gather_by_nccl(const ExchangeOptions& options, const std::vector<int>& gpus, int ranks,
-                          const std::vector<int>& devices) {
+namespace {
+
+std::string names_of(const cuda::DeviceMap& map) {
+  std::vector<std::string> names;
+  for (std::size_t part = 0; part < map.parts.size(); ++part) names.push_back(map.name_of(part));
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+bool are_same(const cuda::DeviceMap& one, const cuda::DeviceMap& other) {
+  return std::equal(one.parts.begin(), one.parts.end(), other.parts.begin(), other.parts.end(),
+                    [](const cuda::Part& a, const cuda::Part& b) { return a.process == b.process && a.device == b.device; });
+}
+
+}  // namespace
+
+void check_gather_by_nccl(const ExchangeOptions& options, const cuda::DeviceMap& group, const cuda::DeviceMap& of_nccl) {
   if (options.way != Way::gather)
     throw InputError(fmt::format("NCCL serves gather; way {} has kernels of its own, leave DeviceExchangeOptions::nccl empty",
                                  name(options.way)));
@@ -20,15 +34,16 @@ void check_gather_by_nccl(const ExchangeOptions& options, const std::vector<int>
     throw InputError("gather by NCCL has blocks of one size: take GatherMode::padded, or gather's own kernels");
   if (options.combine_wire != Wire::bf16)
     throw InputError("gather by NCCL returns bf16 sums: take Wire::bf16 for the combine, or gather's own kernels");
-  if (ranks != static_cast<int>(gpus.size())) {
-    throw InputError(
-        fmt::format("{} ranks share {} GPUs; NCCL needs a GPU for each rank, gather's own kernels do not", ranks, gpus.size()));
+  const int ranks = group.ranks();
+  if (ranks != static_cast<int>(group.parts.size())) {
+    throw InputError(fmt::format("{} ranks share {} GPUs; NCCL needs a GPU for each rank, gather's own kernels do not", ranks,
+                                 group.parts.size()));
   }
   if (options.placement.ranks() != ranks)
     throw InputError(fmt::format("the placement is for {} ranks, the group has {}", options.placement.ranks(), ranks));
-  if (gpus != devices) {
+  if (!are_same(group, of_nccl)) {
     throw InputError(
-        fmt::format("NCCL's communicators are for GPUs {}, the group's are {}", fmt::join(devices, ", "), fmt::join(gpus, ", ")));
+        fmt::format("NCCL's communicators are for {}; the group's ranks are on {}", names_of(of_nccl), names_of(group)));
   }
 }
 
@@ -38,7 +53,7 @@ class GatherByNccl final : public DeviceExchange {
  public:
   GatherByNccl(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options,
                const DeviceExchangeOptions& device_options)
-      : workspace_(workspace), options_(options), communicators_(device_options.nccl), device_(workspace.device(gpu)) {
+      : workspace_(workspace), gpu_(gpu), options_(options), communicators_(device_options.nccl), device_(workspace.device(gpu)) {
     const cuda::DeviceScope scope(device_);
     int sms = 0;
     cuda::check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device_), "number of SMs");
@@ -57,7 +72,7 @@ class GatherByNccl final : public DeviceExchange {
     order_.dispatch(is_captured(stream));
     const cuda::DeviceScope scope(device_);
     pack_records(call_, stream);
-    communicators_->impl().all_gather(rank(), call_.records, call_.gathered,
+    communicators_->impl().all_gather(gpu_, call_.records, call_.gathered,
                                       static_cast<std::size_t>(call_.max_tokens) * call_.record_bytes(), stream);
   }
   void dispatch_receive(DeviceStream stream) override {
@@ -69,7 +84,7 @@ class GatherByNccl final : public DeviceExchange {
     want_one(results.size(), "results");
     const cuda::DeviceScope scope(device_);
     const std::size_t values = static_cast<std::size_t>(call_.max_tokens) * static_cast<std::size_t>(options_.hidden);
-    communicators_->impl().reduce_scatter(rank(), results[0], call_.reduced, values, stream);
+    communicators_->impl().reduce_scatter(gpu_, results[0], call_.reduced, values, stream);
   }
   void combine_receive(std::span<const DeviceOutput> outputs, DeviceStream stream) override {
     const bool captured = is_captured(stream);
@@ -105,8 +120,6 @@ class GatherByNccl final : public DeviceExchange {
   }
 
  private:
-  std::size_t rank() const { return static_cast<std::size_t>(call_.rank); }
-
   void want_one(std::size_t given, const char* what) const {
     if (given != 1) throw InputError(fmt::format("{} {} for the one rank of GPU {}", given, what, device_));
   }
@@ -159,6 +172,7 @@ class GatherByNccl final : public DeviceExchange {
   }
 
   DeviceWorkspace& workspace_;
+  std::size_t gpu_;
   ExchangeOptions options_;
   std::shared_ptr<NcclCommunicators> communicators_;
   CallOrder order_;
@@ -173,9 +187,7 @@ class GatherByNccl final : public DeviceExchange {
 
 std::unique_ptr<DeviceExchange> create_device_gather_by_nccl(DeviceWorkspace& workspace, std::size_t gpu,
                                                              const ExchangeOptions& options, const DeviceExchangeOptions& device) {
-  std::vector<int> gpus;
-  for (std::size_t i = 0; i < workspace.gpus(); ++i) gpus.push_back(workspace.device(i));
-  check_gather_by_nccl(options, gpus, workspace.ranks(), device.nccl->impl().devices);
+  check_gather_by_nccl(options, workspace.impl().map, device.nccl->impl().map);
   return std::make_unique<GatherByNccl>(workspace, gpu, options, device);
 }
 

@@ -102,14 +102,14 @@ HEDDLE_PROTOCOL bool gather_all_reduce(W& w, const GatherLayout& layout, std::si
 }
 
 /// Routing of the gathered rows in ordinary memory; rows that padding(row) says are marked as "no expert".
-template <Worker W, class Padding>
+template <Worker W, class Padding, class Count = NotCounted>
 HEDDLE_PROTOCOL void gather_list(W& w, const GatherLayout& layout, int rows, const PlacementView& placement,
-                                 const ArrivedRouting& routing, Padding padding) {
+                                 const ArrivedRouting& routing, Padding padding, const Count& count = {}) {
   const auto routing_of = [&](int row) {
     const auto* record = w.heap().template mine<std::byte>(layout.record(static_cast<std::size_t>(row)));
     return padding(row) ? nullptr : record + layout.wire.row_bytes();
   };
-  list_routing(w, rows, routing_of, placement, routing);
+  list_routing(w, rows, routing_of, placement, routing, count);
 }
 
 /// results [rows, H]: this rank's partial sums of all rows, for the others to pull. Where they were not made in the heap

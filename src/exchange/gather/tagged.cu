@@ -22,7 +22,11 @@ __global__ void __launch_bounds__(threads_a_cta, 1) gather_dispatch_tagged(const
   if (!call.receive) return;
   std::int32_t* counts = of_this_rank(call.counts, call);
   const ArrivedRouting routing{call.topk, of_this_rank(call.routing.local_ids, call), of_this_rank(call.routing.weights, call)};
-  if (!gather_take_tagged(w, call.layout, call.tagged, call.max_tokens, input, call.placement, counts, routing)) return;
+  PairCount pairs(w, call);
+  const bool all_here =
+      gather_take_tagged(w, call.layout, call.tagged, call.max_tokens, input, call.placement, counts, routing, pairs);
+  pairs.add_up();  // by all warps, also those that gave up
+  if (!all_here) return;
   tally_dispatch(
       call, [&](int d) { return w.live(d) ? input.tokens : 0; }, [&](int s) { return w.live(s) ? counts[s] : 0; },
       [](int) { return 0; });

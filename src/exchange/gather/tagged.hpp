@@ -81,9 +81,10 @@ HEDDLE_PROTOCOL bool gather_send_tagged(W& w, const GatherLayout& layout, const 
 }
 
 /// One row's routing to ordinary memory, "no expert" where there is no row. The own rank's is where its tokens are.
-template <Worker W>
+template <Worker W, class Count>
 HEDDLE_PROTOCOL bool gather_take_routing(W& w, const GatherLayout& layout, const TaggedRow& from, bool own, const SendInput& input,
-                                         const PlacementView& placement, std::size_t row, const ArrivedRouting& routing) {
+                                         const PlacementView& placement, std::size_t row, const ArrivedRouting& routing,
+                                         const Count& count) {
   const int k = routing.topk;
   std::int32_t* ids = routing.local_ids + row * static_cast<std::size_t>(k);
   float* weights = routing.weights + row * static_cast<std::size_t>(k);
@@ -94,6 +95,7 @@ HEDDLE_PROTOCOL bool gather_take_routing(W& w, const GatherLayout& layout, const
     w.lanes(k, [&](int choice) {
       ids[choice] = placement.local_id(input.ids[pair + choice], rank);
       weights[choice] = input.weights[pair + choice];
+      count(ids[choice]);
     });
     return true;
   }
@@ -101,6 +103,7 @@ HEDDLE_PROTOCOL bool gather_take_routing(W& w, const GatherLayout& layout, const
     taken = w.take_tagged_values(from, GatherTagged::row_words(layout.wire), 2 * k, [&](int i, std::uint32_t value) {
       if (i < k) {
         ids[i] = placement.local_id(static_cast<std::int32_t>(value), rank);
+        count(ids[i]);
       } else {
         weights[i - k] = float_from_bits(value);
       }
@@ -117,10 +120,10 @@ HEDDLE_PROTOCOL bool gather_take_routing(W& w, const GatherLayout& layout, const
 
 /// Waits for the rows of all ranks, in blocks of `block_rows`, and lays them where gather hands them over, with their routing in
 /// ordinary memory. The first squad leaves everybody's tokens in counts [ranks]. False on abort.
-template <Worker W>
+template <Worker W, class Count = NotCounted>
 HEDDLE_PROTOCOL bool gather_take_tagged(W& w, const GatherLayout& layout, const GatherTagged& tagged, int block_rows,
                                         const SendInput& input, const PlacementView& placement, std::int32_t* counts,
-                                        const ArrivedRouting& routing) {
+                                        const ArrivedRouting& routing, const Count& count = {}) {
   if (w.first_squad() && gather_hear(w, layout, counts) == nullptr) return false;
   if (!w.begin()) return false;
   const HeapView heap = w.heap();
@@ -142,7 +145,7 @@ HEDDLE_PROTOCOL bool gather_take_tagged(W& w, const GatherLayout& layout, const 
     const auto row = static_cast<std::size_t>(source * block_rows + token);
     const TaggedRow words = from(source, token);
     if (!is_row) {
-      if (!gather_take_routing(w, layout, words, source == heap.rank, input, placement, row, routing)) return false;
+      if (!gather_take_routing(w, layout, words, source == heap.rank, input, placement, row, routing, count)) return false;
     } else if (words.words != nullptr) {
       auto* to = heap.mine<std::byte>(layout.record(row));
       if (w.take_tagged(to, words, GatherTagged::row_words(layout.wire), part_of(item, bits)) == Taken::gave_up) return false;

@@ -83,8 +83,12 @@ __global__ void __launch_bounds__(threads_a_cta, 1) normal_move(const __grid_con
   const NormalScratch scratch = scratch_of(call);
   std::byte* rows = of_this_rank(call.rows, call.exact_stride);
   const ArrivedRouting routing = routing_of(call);
-  if (!normal_dispatch(w, call.layout, send_input(call), call.placement, scratch, of_this_rank(call.firsts, call), rows, routing))
+  PairCount pairs(w, call);
+  if (!normal_dispatch(w, call.layout, send_input(call), call.placement, scratch, of_this_rank(call.firsts, call), rows, routing,
+                       pairs))
     return;
+  pairs.add_up();
+  w.count_rests();
   const ExpertLayout experts = experts_of(call, w.heap().rank);
   const auto tally = [&] {
     tally_dispatch(
@@ -132,8 +136,10 @@ __global__ void __launch_bounds__(threads_a_cta, 1) normal_combine(const __grid_
     if (!normal_return(w, call.layout, scratch, of_this_rank(call.firsts, call), sums, returned_firsts, returned)) return;
   }
   if (!call.receive) return;
-  if (normal_collect(w, call.layout, send_input(call), scratch, returned_firsts, returned, shared_rows(call), rank.output.out))
-    tally_combine(call);
+  if (!normal_collect(w, call.layout, send_input(call), scratch, returned_firsts, returned, shared_rows(call), rank.output.out))
+    return;
+  w.count_rests();
+  tally_combine(call);
 }
 
 class DeviceNormal final : public DeviceExchangeBase {

@@ -147,7 +147,10 @@ HEDDLE_PROTOCOL bool move_rows(W& w, const NormalFlow& flow, const Words& words,
       if (mine.sent < send || mine.taken < receive || (f == 0 && !mine.heard)) waiting_for = x;
       progress[x] = mine;
     }
-    if (waiting_for < 0) return w.team_barrier();
+    if (waiting_for < 0) {
+      w.note_rests();
+      return w.team_barrier();
+    }
     if (moved) {
       patience = w.look();
       w.note_progress();
@@ -183,10 +186,10 @@ struct NormalReturnWords {
 };
 
 /// Dispatch: rows [n] in (source, token) order, with their routing, into ordinary memory of the exact size.
-template <Worker W>
+template <Worker W, class Count = NotCounted>
 HEDDLE_PROTOCOL bool normal_dispatch(W& w, const NormalLayout& layout, const SendInput& input, const PlacementView& placement,
                                      const NormalScratch& scratch, const std::int32_t* firsts, std::byte* rows,
-                                     const ArrivedRouting& routing) {
+                                     const ArrivedRouting& routing, const Count& count = {}) {
   if (!w.begin()) return false;
   const HeapView heap = w.heap();
   const auto push = [&](int d, std::uint32_t number) {
@@ -200,7 +203,7 @@ HEDDLE_PROTOCOL bool normal_dispatch(W& w, const NormalLayout& layout, const Sen
     const std::size_t i = static_cast<std::size_t>(firsts[s]) + number;
     const auto* record = heap.mine<std::byte>(layout.record(s, number));
     w.copy_row(rows + i * layout.wire.row_bytes(), record, layout.wire);
-    take_routing(w, routing, i, record + layout.wire.row_bytes(), placement);
+    take_routing(w, routing, i, record + layout.wire.row_bytes(), placement, count);
   };
   const NormalFlow flow{WordKind::normal_tail, WordKind::normal_head, layout.chunk_rows, layout.flow_rows(), layout.flows};
   return move_rows(w, flow, NormalDispatchWords{heap, layout}, scratch.sent.totals, scratch.arrived, scratch.progress, push, take);

@@ -32,7 +32,9 @@ __global__ void __launch_bounds__(threads_a_cta, 1) one_sided_dispatch(const __g
     const ArrivedRouting routing{call.topk, of_this_rank(call.routing.local_ids, call), of_this_rank(call.routing.weights, call)};
     const std::int32_t* arrived = one_sided_receive(w, call.layout, scratch);
     if (arrived == nullptr) return;
-    one_sided_list(w, call.layout, call.max_tokens, call.placement, arrived, routing);
+    PairCount pairs(w, call);
+    one_sided_list(w, call.layout, call.max_tokens, call.placement, arrived, routing, pairs);
+    pairs.add_up();
     tally_dispatch(
         call, [&](int d) { return scratch.sent.totals[d]; }, [&](int s) { return arrived[s]; }, [](int) { return 0; });
   }

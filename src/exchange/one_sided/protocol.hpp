@@ -60,9 +60,9 @@ HEDDLE_PROTOCOL const std::int32_t* one_sided_receive(W& w, const OneSidedLayout
 }
 
 /// Routing of all block rows in ordinary memory, padding marked as "no expert".
-template <Worker W>
+template <Worker W, class Count = NotCounted>
 HEDDLE_PROTOCOL void one_sided_list(W& w, const OneSidedLayout& layout, int block_rows, const PlacementView& placement,
-                                    const std::int32_t* arrived, const ArrivedRouting& routing) {
+                                    const std::int32_t* arrived, const ArrivedRouting& routing, const Count& count = {}) {
   const HeapView heap = w.heap();
   const auto routing_of = [&](int row) {
     int source = 0;
@@ -71,7 +71,7 @@ HEDDLE_PROTOCOL void one_sided_list(W& w, const OneSidedLayout& layout, int bloc
     const bool real = slot < arrived[source];
     return real ? heap.template mine<std::byte>(layout.routing(static_cast<std::size_t>(row))) : nullptr;
   };
-  list_routing(w, heap.ranks * block_rows, routing_of, placement, routing);
+  list_routing(w, heap.ranks * block_rows, routing_of, placement, routing, count);
 }
 
 /// results [ranks * block_rows, H]: this rank's partial sums, for the others to pull. Where they were not made in the
