@@ -72,10 +72,6 @@ DeviceMega::DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const Exchan
   }
   const cuda::DeviceScope scope(device());
   load_weights(weights);
-  const int pairs = options.cap * options.topk;
-  ScratchPlan plan;
-  sent_ = plan_numbering(plan, size(pairs), size(options.placement.experts()), pairs, kind_chunk);
-  allocate_scratch(plan);
   prepare(sm90::mega_announce_kernel());
   prepare(sm90::mega_sum_kernel());
   int sms = 0;
@@ -189,7 +185,6 @@ void DeviceMega::run(std::span<const DeviceOutput> outputs, DeviceStream stream)
   take_outputs(outputs, stream);
   const Variant& variant = variant_for(call_.max_tokens);
   announce_.layout = variant.call.layout;
-  announce_.scratch.sent = at(sent_);
   launch(sm90::mega_announce_kernel(), &announce_, {true, false, true}, stream);
   sm90::MegaKernelCall call = variant.call;
   static_cast<DeviceCall&>(call) = call_;

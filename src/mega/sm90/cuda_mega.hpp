@@ -63,7 +63,6 @@ class DeviceMega final : public DeviceExchangeBase {
   bool inside_ = false;
   std::vector<sm90::DeviceWeights> routed_;  ///< a local rank
   std::optional<sm90::DeviceWeights> shared_;
-  NumberingPlan sent_;
   std::optional<Variant> small_, large_;
 };
 
