@@ -49,6 +49,51 @@ TEST(MegaGpu, SharedExperts) {
   }
 }
 
+// fp8 block weights beside mxfp4 ones, as DeepSeek-V4 has them: inside the kernel, by either of its row blocks; tiles of one to
+// four slabs, and steps by odd and even numbers.
+TEST(MegaGpu, Fp8SharedExpertsBesideMxfp4) {
+  SKIP_WITHOUT_GPU();
+  for (const DeviceRowBlocks blocks : {DeviceRowBlocks::small, DeviceRowBlocks::large}) {
+    for (const Quantisation& quantisation : quantisations_of(WeightKind::mxfp4)) {
+      for (const int hidden : {64, 448, 576}) {
+        for (const int shared_intermediate : {64, 192, 320}) {
+          Case c = with_shared(fused_case(2, WeightKind::mxfp4), WeightKind::fp8_block, false);
+          c.layer.shape.hidden = hidden;
+          c.layer.shared_intermediate = shared_intermediate;
+          c.options.quantisation = quantisation;
+          c.options.cap = 200;
+          c.tokens = {200, 67};
+          DeviceLayerOptions device;
+          device.row_blocks = blocks;
+          SCOPED_TRACE(text_of(c));
+          MegaBed bed(c, std::chrono::seconds(30), device);
+          EXPECT_EQ(bed.bed().layer(0, 0).buffer_bytes(), 0u) << "nothing runs outside of the kernel";
+          bed.expect_equal(c);
+          Case few = c;
+          few.tokens = {0, 3};
+          bed.expect_equal(few);
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+// The same expert as a module before the kernel, which has buffers of its own.
+TEST(MegaGpu, AModuleHasTheBitsOfASharedExpertInside) {
+  SKIP_WITHOUT_GPU();
+  for (const WeightKind kind : {WeightKind::mxfp4, WeightKind::fp8_block}) {
+    const Case c = with_shared(fused_case(2, WeightKind::mxfp4), kind, false);
+    DeviceLayerOptions outside;
+    outside.shared_inside = false;
+    MegaBed inside(c), module(c, std::chrono::seconds(30), outside);
+    EXPECT_EQ(inside.bed().layer(0, 0).buffer_bytes(), 0u);
+    EXPECT_GT(module.bed().layer(0, 0).buffer_bytes(), 0u);
+    EXPECT_EQ(different_bits(module.expect_equal(c), inside.expect_equal(c)), 0u);
+    if (HasFailure()) return;
+  }
+}
+
 TEST(MegaGpu, AFusedSharedExpertHasTheBitsOfOneAlone) {
   SKIP_WITHOUT_GPU();
   Case c = with_shared(fused_case(2, WeightKind::mxfp4), WeightKind::mxfp4, true);

@@ -24,7 +24,7 @@ std::size_t size(int value) { return static_cast<std::size_t>(value); }
 
 /// What the kernel does not compute, and what to take instead.
 void check_arithmetic(const ExchangeOptions& options, WeightKind kind) {
-  if (sm90::find_mega_kernel(kind, RowBlocks::small).function == nullptr) {
+  if (sm90::find_mega_kernel(kind, kind, RowBlocks::small).function == nullptr) {
     refuse(fmt::format("{} weights have no fused kernel, mxfp4, fp8 block and bf16 have; take way = low_latency",
                        kind == WeightKind::nvfp4 ? "nvfp4" : "mxfp8"));
   }
@@ -49,8 +49,8 @@ void check_device(const DeviceExchangeOptions& device) {
 }  // namespace
 
 bool runs_inside(const LayerWeights& weights, const DeviceLayerOptions& device) {
-  return device.shared_inside && weights.shared && weights.shared->gate.empty() &&
-         weights.shared->weights.gate.kind == weights.kind;
+  if (!device.shared_inside || !weights.shared || !weights.shared->gate.empty()) return false;
+  return sm90::find_mega_kernel(weights.kind, weights.shared->weights.gate.kind, RowBlocks::small).function != nullptr;
 }
 
 DeviceMega::DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
@@ -82,8 +82,11 @@ DeviceMega::DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const Exchan
   const DeviceClamp clamp = DeviceClamp::of(clamp_of(weights.front().shape, layer));
   constexpr int least_of_large = 64;  // rows of a block
   const bool can_be_large = options.mega.block_rows >= least_of_large;
-  if (device_options.row_blocks != DeviceRowBlocks::large || !can_be_large) small_ = make_variant(RowBlocks::small, kind, clamp);
-  if (device_options.row_blocks != DeviceRowBlocks::small && can_be_large) large_ = make_variant(RowBlocks::large, kind, clamp);
+  const WeightKind shared = inside_ ? weights.front().shared->weights.gate.kind : kind;
+  if (device_options.row_blocks != DeviceRowBlocks::large || !can_be_large)
+    small_ = make_variant(RowBlocks::small, kind, shared, clamp);
+  if (device_options.row_blocks != DeviceRowBlocks::small && can_be_large)
+    large_ = make_variant(RowBlocks::large, kind, shared, clamp);
 }
 
 void DeviceMega::load_weights(std::span<const LayerWeights> weights) {
@@ -96,9 +99,9 @@ void DeviceMega::load_weights(std::span<const LayerWeights> weights) {
                   sm90::DeviceWeightsOptions{device(), {}, false});
 }
 
-DeviceMega::Variant DeviceMega::make_variant(RowBlocks blocks, WeightKind kind, const DeviceClamp& clamp) const {
+DeviceMega::Variant DeviceMega::make_variant(RowBlocks blocks, WeightKind kind, WeightKind shared, const DeviceClamp& clamp) const {
   Variant variant;
-  variant.kernel = sm90::find_mega_kernel(kind, blocks);
+  variant.kernel = sm90::find_mega_kernel(kind, shared, blocks);
   check(cudaFuncSetAttribute(variant.kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(variant.kernel.shared_bytes)),
         "shared memory of the fused kernel");

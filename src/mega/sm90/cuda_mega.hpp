@@ -14,7 +14,8 @@
 
 namespace heddle {
 
-/// Whether the fused kernel runs a layer's shared expert as tasks of its own: one without a gate, of the routed experts' kind.
+/// Whether the fused kernel runs a layer's shared expert as tasks of its own: one without a gate, of the routed experts' kind or
+/// fp8 block beside mxfp4.
 /// Another one has its results when the kernel begins (DeviceOutput::shared).
 bool runs_inside(const LayerWeights& weights, const DeviceLayerOptions& device);
 
@@ -54,7 +55,7 @@ class DeviceMega final : public DeviceExchangeBase {
     DeviceArray<sm90::MegaRank> parts;
   };
   void load_weights(std::span<const LayerWeights> weights);
-  Variant make_variant(sm90::RowBlocks blocks, WeightKind kind, const DeviceClamp& clamp) const;
+  Variant make_variant(sm90::RowBlocks blocks, WeightKind kind, WeightKind shared, const DeviceClamp& clamp) const;
   sm90::MegaRank part_of(int local, const Variant& variant) const;
   const Variant& variant_for(int max_tokens) const;
 

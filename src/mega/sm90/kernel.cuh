@@ -5,11 +5,11 @@
 #include <cutlass/arch/reg_reconfig.h>
 
 #include "exchange/cuda_call.cuh"
-#include "experts/sm90/large_widen.cuh"
 #include "experts/sm90/product_kernel.cuh"
 #include "mega/sm90/compute.cuh"
 #include "mega/sm90/dispatch.cuh"
 #include "mega/sm90/loaders.cuh"
+#include "mega/sm90/widen.cuh"
 
 namespace heddle::sm90 {
 
@@ -129,13 +129,7 @@ __global__ void __launch_bounds__(Shape::threads, 1) mega_kernel(const __grid_co
     run_loading_warp(shared, call, (thread - loading) / warp_threads);
   } else if constexpr (Shape::widening_threads > 0) {
     cutlass::arch::warpgroup_reg_dealloc<Shape::widening_registers>();
-    Widener<Shape> widener(shared.engine, thread - Shape::math_threads);
-    TaskReader<Shape> tasks(shared);
-    KernelTask task;
-    while (tasks.next(task)) {
-      widener.widen(plan_of(shared, task), task.task);
-      tasks.leave();
-    }
+    widen_tasks(shared, thread - Shape::math_threads);
   }
 }
 
