@@ -52,7 +52,7 @@ void add_layer(CLI::App& command, MegaArguments& a) {
                   "with the model's shared expert: inside of the fused kernel (as without a value), as a module on a second stream "
                   "before it, as an extra routed expert, or none to compare with")
       ->delimiter(',')
-      ->expected(0, 1)
+      ->expected(0, 4)
       ->default_str("inside")
       ->group(layer);
   command.add_option("--shared-weights", a.shared_weights, "another kind of its weights")->group(layer);
