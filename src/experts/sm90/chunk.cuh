@@ -61,14 +61,12 @@ class ChunkView {
       return shared.weights[at.stage] + part * plan.chunk_bytes_of(tile_has) + plan.scales_offset(tile_has, slab);
     }
   }
-  /// By one lane of the warp; then all go on.
-  static __device__ __forceinline__ void leave(const Shared<Shape>& shared, const Position& at) {
-    shared.weight_ring.leave(at);
-    if constexpr (is_in_two_stages<Shape>()) shared.weight_ring.leave(behind(at));
-  }
-  static __device__ __forceinline__ void advance(Position& at) {
-    at.advance();
-    if constexpr (is_in_two_stages<Shape>()) at.advance();
+  /// By all lanes of the warp.
+  static __device__ __forceinline__ void leave(const Shared<Shape>& shared, Position& at) {
+    for (int stage = 0; stage < (is_in_two_stages<Shape>() ? 2 : 1); ++stage) {
+      shared.weight_ring.leave_together(at);
+      at.advance();
+    }
   }
 
  private:

@@ -193,8 +193,7 @@ class ScaleLoader {
   }
 
   __device__ void filled() {
-    __syncwarp();
-    if (lane_ == 0) shared_.row_ring.filled(at_);
+    shared_.row_ring.filled_together(at_);
     at_.advance();
   }
 

@@ -311,14 +311,9 @@ class MainLoop {
   }
 
   /// The stage's weights are in registers, this warp's share of them at least.
-  __device__ void leave_weights() {
-    __syncwarp();
-    if (threadIdx.x % warp_threads == 0) Chunk::leave(shared_, at_.weights);
-    Chunk::advance(at_.weights);
-  }
+  __device__ void leave_weights() { Chunk::leave(shared_, at_.weights); }
   __device__ void leave_rows() {
-    __syncwarp();
-    if (threadIdx.x % warp_threads == 0) shared_.row_ring.leave(at_.rows);
+    shared_.row_ring.leave_together(at_.rows);
     at_.rows.advance();
   }
 

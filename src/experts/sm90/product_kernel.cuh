@@ -103,7 +103,9 @@ __global__ void __launch_bounds__(Shape::threads, 1) product_kernel(const __grid
   auto& shared = *reinterpret_cast<Shared<Shape>*>(memory);
   const int thread = static_cast<int>(threadIdx.x);
   if (thread / warp_threads == 0) list_tasks(shared, call);
-  const int row_loaders = (call.tokens.in_boxes() ? 1 : row_gatherer_threads) + (call.tokens.scaling == TokenScales::none ? 0 : 1);
+  constexpr int scale_arrivals = decltype(shared.row_ring)::arrivals_of_warp;
+  const int row_loaders =
+      (call.tokens.in_boxes() ? 1 : row_gatherer_threads) + (call.tokens.scaling == TokenScales::none ? 0 : scale_arrivals);
   if (thread == warp_threads) create_rings(shared, row_loaders);
   __syncthreads();
   const TaskList tasks{row_ends(shared), block_ends(shared, call.experts), call.experts, call.weights.plan.tiles(),

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include <cute/arch/copy_sm80.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -40,6 +41,15 @@ class RowBoxes {
       }
     }
     at_.advance();
+  }
+
+  /// After a stage's copy, by the other lanes of the warp where all of them have stored what belongs to the stage: see
+  /// arrivals_a_warp.
+  __device__ void join() {
+    if constexpr (std::remove_reference_t<decltype(shared_.row_ring)>::arrivals_of_warp > 1) {
+      shared_.row_ring.filled(at_);
+      at_.advance();
+    }
   }
 
  private:

@@ -44,8 +44,8 @@ struct Shared {
   /// Where the rows of the row loader's task begin.
   const std::byte* row_begin[Shape::most_tokens];
 
-  RingBarriers<Shape::weight_stages> weight_ring;
-  RingBarriers<Shape::row_stages> row_ring;
+  RingBarriers<Shape::weight_stages, arrivals_a_warp> weight_ring;
+  RingBarriers<Shape::row_stages, arrivals_a_warp> row_ring;
 };
 
 /// Operands that are made of stored codes, and the factors of the task's weight rows, for each warpgroup its own.

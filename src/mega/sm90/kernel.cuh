@@ -65,9 +65,10 @@ __device__ void prepare_roles(MegaShared<Shape>& shared, const MegaKernelCall& c
   shared.stopped = 0;
   lay_down_regions(shared, call, heap);
   for (int source = 0; source < mega_sources; ++source) shared.weights[source] = call.parts[blockIdx.y].weights[source];
-  create_rings(shared.engine, call.scaling == TokenScales::none ? 1 : 2);
+  constexpr int arrivals = decltype(shared.engine.row_ring)::arrivals_of_warp;
+  create_rings(shared.engine, call.scaling == TokenScales::none ? arrivals : 2 * arrivals);
   shared.task_ring.create(1, Shape::math_warps + Shape::widening_threads / warp_threads + 2);
-  cutlass::arch::ClusterBarrier::init(&shared.counted, 1);
+  cutlass::arch::ClusterBarrier::init(&shared.counted, arrivals_a_warp);
   cutlass::arch::fence_barrier_init();
   shared.call = call_of_rank(shared, call, heap.rank);
 }

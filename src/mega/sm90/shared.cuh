@@ -46,7 +46,7 @@ struct MegaShared {
   KernelTask tasks[task_slots];
   bf16* results[task_slots][Shape::most_tokens];  ///< of GEMM 2: where each row's go
   float factors[task_slots][Shape::most_tokens];  ///< of GEMM 1: each row's weight
-  RingBarriers<task_slots> task_ring;
+  RingBarriers<task_slots, arrivals_a_warp> task_ring;
   std::uint64_t counted;  ///< a barrier: rows are counted and the first of them asked for, or never will be
   int stopped;            ///< a wait gave up; what follows is only to end in order
 

@@ -44,8 +44,7 @@ class TaskReader {
   /// Where the task lies that was read last: until it is left.
   __device__ int slot() const { return slot_; }
   __device__ void leave() {
-    __syncwarp();
-    if (threadIdx.x % warp_threads == 0) shared_.task_ring.leave(at_);
+    shared_.task_ring.leave_together(at_);
     at_.advance();
   }
 
