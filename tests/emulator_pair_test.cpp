@@ -176,7 +176,8 @@ void run_mixed(const ProductCall (&calls)[2], const std::vector<MixedTask>& task
   emulator::shared_memory() = memory;
   emulator::launch({1, Shape::threads, seed, products}, [&] {
     auto& shared = *reinterpret_cast<Shared<Shape>*>(memory);
-    if (threadIdx.x == 0) create_rings(shared, 2);
+    constexpr int scale_arrivals = decltype(shared.row_ring)::arrivals_of_warp;
+    if (threadIdx.x == 0) create_rings(shared, 1 + scale_arrivals);
     __syncthreads();
     if (static_cast<int>(threadIdx.x) >= Shape::math_threads) return bring(shared, calls, tasks);
     if constexpr (Shape::tokens_first) {
