@@ -15,6 +15,10 @@ list(TRANSFORM headers REPLACE "(.+)" "#include \"\\1\"")
 list(JOIN headers "\n" HEDDLE_SHARED_INCLUDES)
 configure_file(cmake/shared_headers.hpp.in cuda/shared_headers.hpp @ONLY)
 
+if(HEDDLE_RACECHECK)
+  add_compile_definitions(HEDDLE_RACECHECK)
+endif()
+
 # Kernels lie beside the host code of their room; a file dropped there belongs to the library.
 file(GLOB HEDDLE_CUDA_SOURCES CONFIGURE_DEPENDS src/*/*.cu src/*/*/*.cu src/*/cuda_*.cpp src/*/*/cuda_*.cpp)
 add_library(heddle_cuda OBJECT ${HEDDLE_CUDA_SOURCES})

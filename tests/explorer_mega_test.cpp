@@ -34,6 +34,8 @@ std::vector<MegaProblem> mega_problems() {
       problem(2, 3, 2, 2, {{4, 4}, {4, 3}, {2, 4}}),  // many blocks through the smallest ring
       problem(2, 1, 2, 2, {{2, 1}, {1, 2}, {2, 2}}),  // two layers in turn
       problem(3, 2, 3, 2, {{2, 1, 0}, {1, 2, 2}, {2, 0, 1}}),
+      problem(2, 2, 2, 1, {{2, 1}, {1, 3}}),        // an extra expert of every rank
+      problem(3, 1, 2, 2, {{1, 2, 1}, {0, 0, 2}}),  // the same where a rank has no other one
   };
   all[3].block_rows = 2;
   all[4].dispatchers = 2;
@@ -43,6 +45,7 @@ std::vector<MegaProblem> mega_problems() {
   all[7].shared = true;
   all[8].dispatchers = 2;
   for (const std::size_t i : {std::size_t{9}, std::size_t{10}}) all[i].alternates = all[i].shared = true;
+  for (const std::size_t i : {std::size_t{11}, std::size_t{12}}) all[i].extra = true;
   for (std::size_t i = 0; i < all.size(); ++i) all[i].batches.routing = static_cast<int>(i);
   return all;
 }

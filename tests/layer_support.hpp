@@ -133,8 +133,8 @@ inline std::string text_of(const Case& c) {
   text +=
       " activation=" + (c.options.activation ? std::to_string(static_cast<int>(*c.options.activation)) : std::string("default"));
   text += " shared=" + (c.layer.shared_kind ? std::to_string(static_cast<int>(*c.layer.shared_kind)) : std::string("none"));
-  text += std::string(c.options.shared == SharedMode::fused ? " fused" : " alone") +
-          " tensor_parallel=" + (c.options.tensor_parallel ? "1" : "0");
+  constexpr const char* modes[] = {" alone", " fused", " extra"};
+  text += std::string(modes[static_cast<int>(c.options.shared)]) + " tensor_parallel=" + (c.options.tensor_parallel ? "1" : "0");
   text += " clamp=" + (c.options.clamp ? std::to_string(*c.options.clamp) : std::string("none")) + " tokens=";
   for (const int tokens : c.tokens) text += std::to_string(tokens) + ",";
   text += "\n" + describe(exchange_options(weights, c.options));

@@ -191,6 +191,68 @@ TEST(MegaLayer, AFusedSharedExpertHasTheBitsOfOneAlone) {
   EXPECT_EQ(different_bits(run_layer(source, with_way(c, Way::low_latency), tokens).outputs, alone), 0u);
 }
 
+// As one more routed expert it is computed from rows as they travel, and added last as ever.
+TEST(MegaLayer, AnExtraExpertHasTheBitsOfASharedExpertInside) {
+  const std::uint64_t seed = announced_seed();
+  for (const WeightKind kind : all_kinds) {
+    for (const int ranks : {1, 2, 5}) {
+      Case c = one_layer(ranks, ranks + 1, 2, 20);
+      c.layer.kind = kind;
+      c.layer.shared_kind = kind;
+      c.layer.shared_intermediate = c.layer.shape.intermediate;
+      c.seed = seed;
+      Chance chance(seed);
+      c.tokens = random_split(chance, ranks, 20);
+      SyntheticLayer layer(c.layer);
+      const LayerSource source = source_of(layer, c);
+      const Tokens tokens = draw_tokens(c, c.seed);
+      const std::vector<bf16> inside = run_layer(source, c, tokens).outputs;
+      c.options.shared = SharedMode::extra;
+      for (const RingSize ring : {RingSize::live, RingSize::full}) {
+        c.options.ring = ring;
+        EXPECT_EQ(different_bits(run_layer(source, c, tokens, 2).outputs, inside), 0u) << text_of(c);
+      }
+      make_tensor_parallel(c);
+      EXPECT_EQ(different_bits(run_layer(source, c, tokens).outputs, inside), 0u) << text_of(c);
+    }
+  }
+}
+
+std::string refusal_of(const Case& c) {
+  SyntheticLayer layer(c.layer);
+  const LayerSource source = source_of(layer, c);
+  try {
+    exchange_options(LayerWeights::load(source, c.placement, 0), c.options);
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "nothing was refused";
+}
+
+TEST(MegaLayer, AnExtraExpertIsLikeTheOthersOrRefusedByName) {
+  Case c = one_layer(2, 4, 2, 4);
+  c.options.shared = SharedMode::extra;
+  EXPECT_EQ(refusal_of(c), "nothing was refused") << "there is no shared expert";
+  c.layer.shared_kind = c.layer.kind;
+  c.layer.shared_intermediate = c.layer.shape.intermediate;
+  EXPECT_EQ(refusal_of(c), "nothing was refused");
+  const auto expect_refused = [](const Case& other, const char* why) {
+    EXPECT_NE(refusal_of(other).find(why), std::string::npos) << refusal_of(other);
+  };
+  Case other = c;
+  other.options.way = Way::low_latency;
+  expect_refused(other, "take shared = fused");
+  other = c;
+  other.gated_shared = true;
+  expect_refused(other, "has a gate");
+  other = c;
+  other.layer.shared_kind = WeightKind::fp8_block;
+  expect_refused(other, "another kind");
+  other = c;
+  other.layer.shared_intermediate = 64;
+  expect_refused(other, "its intermediate size is 64, that of the routed experts 320");
+}
+
 /// Rows and bytes as they follow from ids alone, against what the layer counted.
 void expect_counts_of_the_layer(const Case& c) {
   SyntheticLayer layer(c.layer);
@@ -225,6 +287,12 @@ TEST(MegaLayer, RowsAndBytesFollowFromTheIds) {
     Chance chance(seed + static_cast<std::uint64_t>(i));
     Case c = for_mega(random_case(seed + static_cast<std::uint64_t>(i), chance.between(1, 5)), chance);
     if (chance.one_in(3)) make_tensor_parallel(c);
+    if (chance.one_in(3)) {
+      c.layer.shared_kind = c.layer.kind;
+      c.layer.shared_intermediate = c.layer.shape.intermediate;
+      c.gated_shared = false;
+      c.options.shared = SharedMode::extra;
+    }
     expect_counts_of_the_layer(c);
   }
 }

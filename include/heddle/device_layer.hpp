@@ -19,8 +19,8 @@ struct DeviceLayerOptions {
   bool fused_activation = true;
   ActivationGrid activation_grid = ActivationGrid::persistent;
   DeviceRowBlocks row_blocks = DeviceRowBlocks::automatic;
-  /// mega: a shared expert that the fused kernel can run as tasks of its own (without a gate, of the routed experts' weight kind)
-  /// runs there; otherwise, as any other one, on a second stream before the kernel. The same bits.
+  /// mega: a shared expert that the fused kernel can run as tasks of its own (without a gate, of the routed experts' weight kind or
+  /// fp8 block beside mxfp4) runs there; otherwise, as any other one, on a second stream before the kernel. The same bits.
   bool shared_inside = true;
   bool timed = false;  ///< events around the parts of a call, see DeviceLayer::seconds
 };

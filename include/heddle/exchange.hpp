@@ -50,6 +50,8 @@ struct MegaOptions {
   Activation activation = Activation::fp8;  ///< of rows between the GEMMs
   int block_rows = 128;                     ///< rows of a row block: a multiple of 8, 8 to 256. Never changes a bit.
   RingSize ring = RingSize::live;
+  /// Every rank has one more expert behind those of the placement, which all its own tokens choose last, with weight 1.
+  bool extra_expert = false;
 };
 
 std::string_view name(Way way);

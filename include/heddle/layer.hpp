@@ -17,11 +17,12 @@
 
 namespace heddle {
 
-/// What happens to the shared expert of a layer that has one. The fused layer (mega) runs it inside, as tasks of its own, in
-/// either mode: the bits are the same.
+/// What happens to the shared expert of a layer that has one. The fused layer (mega) runs it inside, as tasks of its own, alone or
+/// fused: the bits are the same.
 enum class SharedMode : std::uint8_t {
   alone,  ///< computed by itself on the rank's own tokens
   fused,  ///< one more expert of every rank, an extra choice of every own token that never travels
+  extra,  ///< mega only, to compare: one more routed expert of every rank, whose rows go through tables and rings like any other
 };
 
 /// Everything a layer is created with. The same on all ranks.

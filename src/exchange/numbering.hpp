@@ -109,10 +109,9 @@ HEDDLE_PROTOCOL int kinds_chunk(const W& w, Crew crew, int n) {
 }
 
 /// numbers[i] = how many earlier items are of item i's class; totals[class] = how many are. class_of(i) < 0: of none.
-/// Ends with a barrier.
+/// A worker numbers `chunk` items at a time. Ends with a barrier.
 template <Worker W, class ClassOf>
-HEDDLE_PROTOCOL bool number_kinds(W& w, Crew crew, int n, int classes, ClassOf class_of, const Numbering& to) {
-  const int chunk = kinds_chunk(w, crew, n);
+HEDDLE_PROTOCOL bool number_kinds(W& w, Crew crew, int chunk, int n, int classes, ClassOf class_of, const Numbering& to) {
   const int chunks = (n + chunk - 1) / chunk;
   if (chunks <= 1) {
     if (crew_index(w, crew) == 0) w.enumerate_kinds(n, classes, class_of, to.numbers, to.totals);
@@ -134,6 +133,10 @@ HEDDLE_PROTOCOL bool number_kinds(W& w, Crew crew, int n, int classes, ClassOf c
     });
   }
   return crew_barrier(w, crew);
+}
+template <Worker W, class ClassOf>
+HEDDLE_PROTOCOL bool number_kinds(W& w, Crew crew, int n, int classes, ClassOf class_of, const Numbering& to) {
+  return number_kinds(w, crew, kinds_chunk(w, crew, n), n, classes, class_of, to);
 }
 
 }  // namespace heddle

@@ -250,6 +250,7 @@ std::string describe(const ExchangeOptions& options) {
   if (options.way != Way::mega) return text;
   line("intermediate", options.mega.intermediate);
   line("shared_intermediate", options.mega.shared_intermediate);
+  line("extra_expert", options.mega.extra_expert);
   line("activation", static_cast<int>(options.mega.activation));
   line("block_rows", options.mega.block_rows);
   line("ring", options.mega.ring == RingSize::full ? "full" : "live");

@@ -155,15 +155,20 @@ HEDDLE_PROTOCOL std::uint32_t live_bits(const W& w, int word) {
 }
 
 /// Tells the ranks of all experts how many rows this one has for each, 0 included, where layout.count(local expert, source) says.
+/// By the one worker that knows them.
 template <Worker W, class Layout>
-HEDDLE_PROTOCOL void write_counts(W& w, const Layout& layout, const PlacementView& placement, const std::int32_t* sent) {
-  if (!w.first_squad() || w.squad_index() != 0) return;
+HEDDLE_PROTOCOL void write_counts_alone(W& w, const Layout& layout, const PlacementView& placement, const std::int32_t* sent) {
   const HeapView heap = w.heap();
   const auto count = [&](int e) {
     const int d = placement.rank_of[e];
     return w.live(d) ? heap.at<std::int32_t>(d, layout.count(placement.local_index[e], heap.rank)) : nullptr;
   };
   write_each(w, layout.shape.experts, count, [&](int e) { return sent[e]; });
+}
+/// Where all workers do, one of them.
+template <Worker W, class Layout>
+HEDDLE_PROTOCOL void write_counts(W& w, const Layout& layout, const PlacementView& placement, const std::int32_t* sent) {
+  if (w.first_squad() && w.squad_index() == 0) write_counts_alone(w, layout, placement, sent);
 }
 
 /// Where a choice went, -1 if it has no expert or its rank is dead, and its weight.

@@ -108,7 +108,7 @@ DeviceLayer::Impl::Impl(DeviceWorkspace& of, std::size_t number, const ExchangeM
                          device_options);
   }
   const LayerWeights& first = weights.front();
-  if (first.shared && (fused == nullptr || !runs_inside(first, device_options))) {
+  if (first.shared && (fused == nullptr || shared_place(first, options, device_options) == SharedPlace::module)) {
     const int most_tokens = room_of(settings, 1).own_tokens;
     shared = std::make_unique<SharedExpertStream>(device(), first, options, local_ranks(), most_tokens, device_options);
   }

@@ -14,6 +14,12 @@ PhaseReport phase_of(double seconds, const ExchangeTraffic& traffic) {
   return {seconds, traffic.remote_bytes, traffic.local_bytes};
 }
 
+/// The rank's experts, an extra one among them from now on.
+const std::vector<ExpertWeights>& routed_experts(LayerWeights& weights, const ExchangeOptions& options) {
+  if (options.mega.extra_expert) weights.experts.push_back(weights.shared->weights);
+  return weights.experts;
+}
+
 class Fused final : public LayerBody {
  public:
   Fused(Workspace& workspace, const ExchangeMemory& memory, LayerWeights given, const LayerOptions& options)
@@ -21,8 +27,8 @@ class Fused final : public LayerBody {
             workspace.group().rank(),
             [&workspace](std::uint64_t expected, std::uint64_t seen) { workspace.refuse(expected, seen); }, std::move(given),
             options),
-        experts_(weights_.experts, weights_.shape.hidden, weights_.shape.intermediate, arithmetic()) {
-    if (weights_.shared) {
+        experts_(routed_experts(weights_, exchange_options_), weights_.shape.hidden, weights_.shape.intermediate, arithmetic()) {
+    if (exchange_options_.mega.shared_intermediate > 0) {
       shared_.emplace(std::vector<ExpertWeights>{weights_.shared->weights}, weights_.shape.hidden, weights_.shared->intermediate,
                       arithmetic());
     }

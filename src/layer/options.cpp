@@ -11,7 +11,22 @@ namespace heddle {
 
 namespace {
 
+/// A shared expert that is one more routed expert is like the others.
+void check_extra(const LayerWeights& weights, const LayerOptions& options) {
+  const SharedExpert& shared = *weights.shared;
+  const auto refuse = [](const std::string& text) { throw InputError("a shared expert as an extra routed expert: " + text); };
+  if (options.way != Way::mega) refuse("only way mega has it; take shared = fused");
+  if (!shared.gate.empty()) refuse("its routing weight is 1, but this one has a gate; take shared = alone");
+  if (shared.weights.gate.kind != weights.kind)
+    refuse("its weights are of another kind than the routed experts'; take shared = alone");
+  if (shared.intermediate != weights.shape.intermediate) {
+    refuse(fmt::format("its intermediate size is {}, that of the routed experts {}; take shared = alone", shared.intermediate,
+                       weights.shape.intermediate));
+  }
+}
+
 void check_shared(const LayerWeights& weights, const LayerOptions& options) {
+  if (weights.shared && options.shared == SharedMode::extra) check_extra(weights, options);
   if (!weights.shared || options.shared == SharedMode::alone || options.way == Way::mega) return;
   if (weights.shared->intermediate != weights.shape.intermediate) {
     throw InputError(
@@ -75,8 +90,13 @@ ExchangeOptions exchange_options(const LayerWeights& weights, const LayerOptions
   exchange.gather = options.tensor_parallel && options.way == Way::gather ? GatherMode::tensor_parallel : options.gather;
   exchange.workers = options.workers;
   if (options.way == Way::mega) {
-    exchange.mega = {weights.shape.intermediate, weights.shared ? weights.shared->intermediate : 0,
-                     activation_of(weights.kind, options), options.block_rows, options.ring};
+    const bool extra = weights.shared && options.shared == SharedMode::extra;
+    exchange.mega = {weights.shape.intermediate,
+                     weights.shared && !extra ? weights.shared->intermediate : 0,
+                     activation_of(weights.kind, options),
+                     options.block_rows,
+                     options.ring,
+                     extra};
   }
   if (exchange.gather == GatherMode::tensor_parallel && !options.tensor_parallel) {
     throw InputError("gather mode tensor_parallel needs tensor_parallel attention: every rank holds the whole batch");
@@ -99,8 +119,8 @@ std::string describe(const LayerWeights& weights, const LayerOptions& options) {
   text += fmt::format("intermediate={}\nweights={}\nactivation={}\nclamp={}\n", weights.shape.intermediate,
                       static_cast<int>(weights.kind), static_cast<int>(activation_of(weights.kind, options)),
                       clamp ? fmt::format("{}", *clamp) : "none");
-  const bool fused = options.shared == SharedMode::fused;
-  text += fmt::format("shared={}\n", weights.shared ? (fused ? "fused" : "alone") : "none");
+  constexpr const char* modes[] = {"alone", "fused", "extra"};
+  text += fmt::format("shared={}\n", weights.shared ? modes[static_cast<int>(options.shared)] : "none");
   return text + fmt::format("tensor_parallel={}\nexpert_slices={}\n", options.tensor_parallel, options.expert_slices);
 }
 

@@ -52,6 +52,10 @@ void RowCounts::count(int rank, const ExchangeInput& input) {
       if (last[to] != token) ++sent.rows[to];
       last[to] = token;
     }
+    if (!options_.mega.extra_expert) continue;
+    const auto own = static_cast<std::size_t>(rank);
+    ++sent.pairs[own];
+    if (last[own] != token) ++sent.rows[own];
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include "exchange/sending.hpp"
 #include "mega/layout.hpp"
+#include "mega/shares.hpp"
 
 namespace heddle {
 
@@ -43,6 +44,18 @@ HEDDLE_HOST_DEVICE inline MegaBlock block_of(const MegaCall& call, int block) {
           static_cast<std::size_t>(place.block) * static_cast<std::size_t>(call.layout.block_rows)};
 }
 
+/// The expert of an own token's choice, -1 where it has none. On GPUs ids are checked while others already look at them.
+HEDDLE_HOST_DEVICE inline std::int32_t expert_of(const MegaCall& call, int rank, int token, int choice) {
+  const int given = call.layout.given_experts();
+  if (choice == call.input.topk) return given + rank;  // the extra one
+  const std::int32_t id = call.input.ids[token * call.input.topk + choice];
+  return id < given ? id : -1;
+}
+HEDDLE_HOST_DEVICE inline std::int32_t expert_of(const MegaCall& call, int rank, int pair) {
+  if (!call.layout.extra_expert) return call.input.ids[pair] < call.layout.shape.experts ? call.input.ids[pair] : -1;
+  return expert_of(call, rank, pair / call.layout.shape.topk, pair % call.layout.shape.topk);
+}
+
 /// A name of a word of this rank's own, in errors.
 template <Worker W>
 HEDDLE_PROTOCOL WordName own_word(const W& w, WordKind kind, int index) {
@@ -61,43 +74,106 @@ HEDDLE_PROTOCOL void mega_start_counts(W& w, const MegaLayout& layout) {
   });
 }
 
-/// Lays the own tokens into the input region and tells the ranks of their experts which pairs are theirs.
+/// A token's choices and their weights into the input region.
 template <CountingWorker W>
-HEDDLE_PROTOCOL bool mega_announce(W& w, const MegaCall& call) {
-  if (!w.begin()) return false;
+HEDDLE_PROTOCOL void mega_send_routing(W& w, const MegaCall& call, int token) {
+  const MegaLayout& layout = call.layout;
+  const HeapView heap = w.heap();
+  auto* to = heap.template mine<std::byte>(layout.routing(token));
+  if (!layout.extra_expert) {
+    send_routing(
+        w, 1, [&](int) { return to; }, call.input, token);
+    return;
+  }
+  const int topk = layout.shape.topk;
+  auto* ids = reinterpret_cast<std::int32_t*>(to);
+  auto* weights = reinterpret_cast<float*>(to) + topk;
+  const float* given = call.input.weights + token * call.input.topk;
+  write_each(
+      w, topk, [&](int choice) { return ids + choice; }, [&](int choice) { return expert_of(call, heap.rank, token, choice); });
+  write_each(
+      w, topk, [&](int choice) { return weights + choice; },
+      [&](int choice) { return choice == call.input.topk ? 1.0f : given[choice]; });
+}
+
+/// Lays a part of an own token into the input region; with the last one its routing, and tells the ranks of its experts which pairs
+/// are theirs. number_of(pair): among the own pairs for its expert.
+template <CountingWorker W, class NumberOf>
+HEDDLE_PROTOCOL void mega_lay_down(W& w, const MegaCall& call, int token, const RowPart& part, NumberOf number_of) {
   const MegaLayout& layout = call.layout;
   const SendInput& input = call.input;
   const HeapView heap = w.heap();
-  const int topk = input.topk;
-  const int pairs = input.tokens * topk;
+  const auto row = [&](int) { return heap.template mine<std::byte>(layout.row(token)); };
+  const bf16* values = input.hidden + static_cast<std::size_t>(token) * static_cast<std::size_t>(layout.wire.hidden);
+  send_row(w, 1, row, values, layout.wire, part);
+  if (!part.last()) return;
+  mega_send_routing(w, call, token);
+  const int topk = layout.shape.topk;
+  const auto index = [&](int choice) -> std::int32_t* {
+    const std::int32_t expert = expert_of(call, heap.rank, token, choice);
+    const int d = call.placement.rank_of_choice(expert);
+    if (d < 0 || !w.live(d)) return nullptr;
+    const int number = number_of(token * topk + choice);
+    if (number >= layout.shape.cap) return nullptr;
+    return heap.template at<std::int32_t>(d, layout.index(call.placement.local_index[expert], heap.rank, number));
+  };
+  write_each(w, topk, index, [&](int choice) { return token * topk + choice; });
+}
+
+/// All own tokens by squads, each a share of its own: none waits for another one.
+template <CountingWorker W, class ExpertOf>
+HEDDLE_PROTOCOL void mega_lay_down_shares(W& w, const MegaCall& call, ExpertOf expert_of_pair) {
+  const int tokens = call.input.tokens;
+  const int topk = call.layout.shape.topk;
+  const int together = share_pairs / topk;
+  const TokenShare share = share_of(tokens, w.squad(), w.squads());
+  const int bits = w.part_bits(tokens, call.layout.wire.hidden);
+  ShareNumbers numbers(w, call.layout.shape.experts, expert_of_pair);
+  numbers.begin(share.begin * topk);
+  for (int first = share.begin; first < share.end; first += together) {
+    const int n = share.end - first < together ? share.end - first : together;
+    numbers.number(first * topk, n * topk);
+    for (int item = w.squad_index(); item < n << bits; item += w.squad_count())
+      mega_lay_down(w, call, first + row_of(item, bits), part_of(item, bits), [&](int pair) { return numbers.of(pair); });
+    numbers.finish();
+  }
+  if (w.squad() == w.squads() - 1 && w.squad_index() == 0) write_counts_alone(w, call.layout, call.placement, numbers.counts());
+}
+
+/// Lays the own tokens into the input region and tells the ranks of their experts which pairs are theirs.
+template <CountingWorker W>
+HEDDLE_PROTOCOL bool mega_lay_down_all(W& w, const MegaCall& call) {
+  const MegaLayout& layout = call.layout;
+  const SendInput& input = call.input;
+  const int pairs = input.tokens * layout.shape.topk;
   const int experts = layout.shape.experts;
-  mega_start_counts(w, layout);
   const int chunk = kinds_chunk(w, Crew::squad, pairs);
   Numbering sent = call.scratch.sent;
   const Crew crew = crew_for(w, pairs <= few_kinds, pairs, experts, (pairs + chunk - 1) / chunk, sent);
-  const auto expert_of = [&](int pair) { return input.ids[pair] < experts ? input.ids[pair] : -1; };
-  if (!number_kinds(w, crew, pairs, experts, expert_of, sent)) return false;
+  const int rank = w.heap().rank;
+  const auto expert_of_pair = [&](int pair) { return expert_of(call, rank, pair); };
+  if constexpr (W::is_warp) {
+    if (crew == Crew::team) {
+      mega_lay_down_shares(w, call, expert_of_pair);
+      return true;
+    }
+  }
+  if (!number_kinds(w, crew, pairs, experts, expert_of_pair, sent)) return false;
   write_counts(w, layout, call.placement, sent.totals);
   const int bits = w.part_bits(input.tokens, layout.wire.hidden);
-  for (int item = w.index(); item < input.tokens << bits; item += w.count()) {
-    const int token = row_of(item, bits);
-    const auto row = [&](int) { return heap.template mine<std::byte>(layout.row(token)); };
-    const bf16* values = input.hidden + static_cast<std::size_t>(token) * static_cast<std::size_t>(layout.wire.hidden);
-    send_row(w, 1, row, values, layout.wire, part_of(item, bits));
-    if (!part_of(item, bits).last()) continue;
-    send_routing(
-        w, 1, [&](int) { return heap.template mine<std::byte>(layout.routing(token)); }, input, token);
-    const auto index = [&](int choice) -> std::int32_t* {
-      const int pair = token * topk + choice;
-      const int d = call.placement.rank_of_choice(input.ids[pair]);
-      if (d < 0 || !w.live(d) || sent.numbers[pair] >= layout.shape.cap) return nullptr;
-      const int local = call.placement.local_index[input.ids[pair]];
-      return heap.template at<std::int32_t>(d, layout.index(local, heap.rank, sent.numbers[pair]));
-    };
-    write_each(w, topk, index, [&](int choice) { return token * topk + choice; });
-  }
+  for (int item = w.index(); item < input.tokens << bits; item += w.count())
+    mega_lay_down(w, call, row_of(item, bits), part_of(item, bits), [&](int pair) { return sent.numbers[pair]; });
+  return true;
+}
+
+/// Begins the counters and tells every live rank what comes from this one.
+template <CountingWorker W>
+HEDDLE_PROTOCOL bool mega_announce(W& w, const MegaCall& call) {
+  if (!w.begin()) return false;
+  mega_start_counts(w, call.layout);
+  if (!mega_lay_down_all(w, call)) return false;
   tell_together(
-      w, [&](int peer) { return layout.announced_word(peer); }, [](int) { return 1; });
+      w, [&](int peer) { return call.layout.announced_word(peer); }, [](int) { return 1; });
   return true;
 }
 

@@ -18,10 +18,12 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
 HostMega::HostMega(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory, const MegaExperts& experts)
     : HostRank(workspace, options, memory),
       layout_(make_mega_layout(options, options.workers, areas_of(memory, ranks()))),
+      all_experts_(mega_placement(options)),
       experts_(experts) {
-  const auto local = static_cast<std::size_t>(std::max(local_experts(), 1));
-  sent_ = HostNumbering(static_cast<std::size_t>(options.cap) * static_cast<std::size_t>(options.topk),
-                        static_cast<std::size_t>(shape_.experts));
+  for (int r = 0; r < ranks(); ++r) experts_each_.push_back(static_cast<int>(all_experts_.experts_of(r).size()));
+  const auto local = static_cast<std::size_t>(std::max(call().local_experts, 1));
+  sent_ = HostNumbering(static_cast<std::size_t>(options.cap) * static_cast<std::size_t>(layout_.shape.topk),
+                        static_cast<std::size_t>(layout_.shape.experts));
   arrived_ = Array<std::int32_t>(local * static_cast<std::size_t>(ranks()));
   rows_ = Array<std::int32_t>(local);
   ends_ = Array<std::int32_t>(local);
@@ -29,8 +31,11 @@ HostMega::HostMega(Workspace& workspace, const ExchangeOptions& options, const E
 }
 
 MegaCall HostMega::call() const {
-  return {
-      layout_, input_, placement_, local_experts(), {sent_.view(), arrived_.data(), rows_.data(), ends_.data(), row_ends_.data()}};
+  return {layout_,
+          input_,
+          {all_experts_.rank_map().data(), all_experts_.local_index_map().data(), experts_each_.data(), all_experts_.experts()},
+          experts_each_[static_cast<std::size_t>(rank())],
+          {sent_.view(), arrived_.data(), rows_.data(), ends_.data(), row_ends_.data()}};
 }
 
 /// One thread of the second role.
@@ -103,17 +108,17 @@ void HostMega::forward(const ExchangeInput& input, const Step& step, const Combi
 /// Every row that arrived was fetched from its source, and its result pushed back.
 void HostMega::note(const MegaCall& call) {
   const auto count = [&](std::size_t bytes_a_row) {
-    for (int region = 0; region < local_experts() * ranks(); ++region)
+    for (int region = 0; region < call.local_experts * ranks(); ++region)
       count_rows(region % ranks(), call.scratch.arrived[region], bytes_a_row);
     return take_counts();
   };
   report_.fetched = count(layout_.wire.reported_bytes());
   report_.pushed = count(layout_.returned.reported_bytes());
-  for (int e = 0; e < shape_.experts; ++e) {
-    if (workspace_.live()[static_cast<std::size_t>(placement_.rank_of[e])])
+  for (int e = 0; e < layout_.shape.experts; ++e) {
+    if (workspace_.live()[static_cast<std::size_t>(call.placement.rank_of[e])])
       report_.announced += static_cast<std::uint64_t>(call.scratch.sent.totals[e]);
   }
-  report_.rows.assign(call.scratch.rows, call.scratch.rows + local_experts());
+  report_.rows.assign(call.scratch.rows, call.scratch.rows + call.local_experts);
   report_.blocks = call.blocks().count();
 }
 

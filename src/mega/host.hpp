@@ -26,7 +26,7 @@ struct MegaReport {
 
 class HostMega : private HostRank {
  public:
-  /// `options` of way mega; `memory` as for create_exchange. The experts must outlive this.
+  /// `options` of way mega; `memory` as for create_exchange. The experts, an extra one behind the others, must outlive this.
   HostMega(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory, const MegaExperts& experts);
 
   /// Factors of the shared expert's results, a token each; null: 1.
@@ -44,6 +44,8 @@ class HostMega : private HostRank {
   void note(const MegaCall& call);
 
   MegaLayout layout_;
+  Placement all_experts_;  ///< with extra ones
+  std::vector<int> experts_each_;
   MegaExperts experts_;
   HostNumbering sent_;
   Array<std::int32_t> arrived_, rows_, ends_, row_ends_;

@@ -80,11 +80,14 @@ HEDDLE_HOST_DEVICE constexpr int cut_rows(int block_rows) { return block_rows < 
 
 struct MegaLayout {
   ExchangeShape shape;
-  RowFormat wire;                 ///< of input and arrived rows
-  RowFormat returned;             ///< of slots: bf16
-  StepFormat activated;           ///< of the routed experts
-  StepFormat shared;              ///< of the shared expert
-  bool has_shared = false;        ///< does one run inside?
+  RowFormat wire;           ///< of input and arrived rows
+  RowFormat returned;       ///< of slots: bf16
+  StepFormat activated;     ///< of the routed experts
+  StepFormat shared;        ///< of the shared expert
+  bool has_shared = false;  ///< does one run inside?
+  /// Every rank has one more expert, the last one there, and the last choice of every own token is it, with weight 1: `shape`
+  /// counts both, inputs have one choice less.
+  bool extra_expert = false;
   int block_rows = step_columns;  ///< rows of a row block
   int lag = 1;                    ///< of the schedule
   int ring_blocks = 1;            ///< row blocks that the rings hold
@@ -97,6 +100,9 @@ struct MegaLayout {
   HEDDLE_HOST_DEVICE MegaSchedule schedule(int blocks) const {
     return {blocks, gemm1_tasks(), gemm2_tasks(), blocks <= ring_blocks ? blocks : lag};
   }
+
+  /// Experts that inputs may choose.
+  HEDDLE_HOST_DEVICE int given_experts() const { return shape.experts - (extra_expert ? shape.ranks : 0); }
 
   // Words that other ranks write, in the rows that all ways share.
   HEDDLE_HOST_DEVICE std::size_t announced_word(int source) const { return word_at(areas, shape.ranks, dispatch_words, source); }

@@ -44,6 +44,12 @@ MegaLayout make_mega_layout(const ExchangeOptions& options, int workers, const A
   layout.activated = {mega.intermediate, mega.activation, options.quantisation};
   layout.shared = {mega.shared_intermediate, mega.activation, options.quantisation};
   layout.has_shared = mega.shared_intermediate > 0;
+  if (mega.extra_expert) {
+    layout.extra_expert = true;
+    layout.shape.experts += layout.shape.ranks;
+    ++layout.shape.max_local_experts;
+    ++layout.shape.topk;
+  }
   layout.block_rows = mega.block_rows;
   layout.lag = lag_of(workers, layout.gemm1_tasks());
   // Blocks that a kernel cuts may be several where the options have one, and a ring has more places than the lag.
@@ -52,6 +58,14 @@ MegaLayout make_mega_layout(const ExchangeOptions& options, int workers, const A
   const auto live = static_cast<std::size_t>(live_blocks(layout.lag, layout.shape.max_local_experts));
   layout.ring_blocks = static_cast<int>(mega.ring == RingSize::full ? all : std::min(live, all));
   return layout;
+}
+
+Placement mega_placement(const ExchangeOptions& options) {
+  if (!options.mega.extra_expert) return options.placement;
+  const std::span<const int> given = options.placement.rank_map();
+  std::vector<int> rank_of(given.begin(), given.end());
+  for (int rank = 0; rank < options.placement.ranks(); ++rank) rank_of.push_back(rank);
+  return Placement::from_map(std::move(rank_of), options.placement.ranks());
 }
 
 ExchangeMemory memory_of(const MegaLayout& layout) {

@@ -131,13 +131,17 @@ HEDDLE_PROTOCOL bool mega_sum(W& w, const MegaCall& call, SharedRows shared, bf1
   const MegaLayout& layout = call.layout;
   const SendInput& input = call.input;
   const HeapView heap = w.heap();
+  const int topk = layout.shape.topk;
   const int bits = w.part_bits(input.tokens, layout.returned.hidden);
   for (int item = w.index(); item < input.tokens << bits; item += w.count()) {
     const int token = row_of(item, bits);
-    const auto rank_of = [&](int choice) { return live_choice(w, input, call.placement, token, choice).rank; };
-    const auto ranks = side_by_side(w, input.topk, rank_of);                            // looked up before anything is waited for
+    const auto rank_of = [&](int choice) {
+      const int rank = call.placement.rank_of_choice(expert_of(call, heap.rank, token, choice));
+      return rank >= 0 && w.live(rank) ? rank : -1;
+    };
+    const auto ranks = side_by_side(w, topk, rank_of);                                  // looked up before anything is waited for
     const auto own_or_of = [&](int i) { return i == 0 ? heap.rank : rank_of(i - 1); };  // the own rank's are the shared expert's
-    if (!mega_await_results(w, layout, input.topk + 1, own_or_of)) return false;
+    if (!mega_await_results(w, layout, topk + 1, own_or_of)) return false;
     const Stretch slots = layout.slots(token);
     const auto term = [&](int choice) {
       if (ranks(choice) < 0) return SumTerm{};
@@ -149,7 +153,7 @@ HEDDLE_PROTOCOL bool mega_sum(W& w, const MegaCall& call, SharedRows shared, bf1
       last.factor = shared.factors == nullptr ? 1.0f : shared.factors[token];
     }
     bf16* row = out + static_cast<std::size_t>(token) * static_cast<std::size_t>(layout.returned.hidden);
-    w.reduce_rows(row, input.topk, term, SumFormat{layout.returned, false}, last, part_of(item, bits));
+    w.reduce_rows(row, topk, term, SumFormat{layout.returned, false}, last, part_of(item, bits));
   }
   for (int first = w.index(); first < heap.ranks; first += w.count()) {
     if (!mega_await_results(w, layout, 1, [&](int) { return w.live(first) ? first : -1; })) return false;

@@ -16,6 +16,8 @@ struct WholeCta {
   __device__ int squad_index() const { return static_cast<int>(threadIdx.x) / WarpNumbers::lanes_of_warp; }
   __device__ int squad_count() const { return static_cast<int>(blockDim.x) / WarpNumbers::lanes_of_warp; }
   __device__ bool first_squad() const { return blockIdx.x == 0; }
+  __device__ int squad() const { return static_cast<int>(blockIdx.x); }
+  __device__ int squads() const { return static_cast<int>(gridDim.x); }
   __device__ int index() const { return static_cast<int>(blockIdx.x) * squad_count() + squad_index(); }
   __device__ int count() const { return static_cast<int>(gridDim.x) * squad_count(); }
 };

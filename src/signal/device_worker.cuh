@@ -312,6 +312,23 @@ class DeviceWorker : public WarpNumbers, public Place, private BulkRing<mover ==
     shared_ += bytes;
     return array;
   }
+  /// In such memory: counts[c] grows by the items i < n of class c. By all warps of the squad.
+  template <class ClassOf>
+  __device__ void add_kinds(int n, ClassOf class_of, std::int32_t* counts) {
+    constexpr int ahead = 8;  // classes that are looked up together
+    verb();
+    const int threads = static_cast<int>(blockDim.x);
+#pragma unroll 1
+    for (int base = static_cast<int>(threadIdx.x); base < n; base += ahead * threads) {
+      int some[ahead];
+#pragma unroll
+      for (int j = 0; j < ahead; ++j) some[j] = base + j * threads < n ? class_of(base + j * threads) : -1;
+#pragma unroll
+      for (int j = 0; j < ahead; ++j) {
+        if (some[j] >= 0) atomicAdd(counts + some[j], 1);
+      }
+    }
+  }
   template <class From, class Convert>
   __device__ const std::int32_t* squad_copy(int rows, int columns, From from, Convert convert) {
     std::int32_t* copy = squad_array(rows * columns);

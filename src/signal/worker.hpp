@@ -92,6 +92,7 @@ struct LastTerm {
 //   w.index(), w.count()       which of this rank's workers this is
 //   w.squad_index(), w.squad_count()  which of its squad: workers that meet cheaply and share fast memory (a CTA; on
 //                              the host all workers of the rank are one squad)
+//   w.squad(), w.squads()      on a GPU: which squad of the rank's this is
 //   w.first_squad()            is this the squad that leaves behind what later halves need?
 //   w.heap()                   the HeapView
 //   w.epoch()                  the tag of this call's words
@@ -132,6 +133,7 @@ struct LastTerm {
 //   w.squad_barrier()          all workers of this squad; orders their writes
 //   w.last_of_team()           host: true for the last worker of the rank that comes here; it has seen what all did before
 //   w.enumerate_sets, w.enumerate_kinds  exact numbers of one worker's items, see numbering.hpp
+//   w.add_kinds(n, class_of, counts)  on a GPU, by all of a squad: counts[class_of(i)] grows by 1 for every i < n; below 0: none
 //   w.lanes(n, f)              f(i) for i < n, each by one lane; w.once(f): f() by one lane; both seen by all lanes after
 //   w.deal(regions, group, bits, count_of, visit)  rows [0, count_of(region)) of all regions, each in 2^bits parts, dealt
 //                              evenly over the workers: visit(region, slot, before, part), before: rows of earlier regions

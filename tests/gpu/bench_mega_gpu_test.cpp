@@ -84,7 +84,7 @@ class BenchMegaGpu : public testing::Test {
 };
 
 TEST_F(BenchMegaGpu, RefusesByName) {
-  const std::array<std::array<const char*, 2>, 16> cases{
+  const std::array<std::array<const char*, 2>, 18> cases{
       {{"--way normal", "--way does not know 'normal'"},
        {"--weights nvfp4", "--weights does not know 'nvfp4'; it takes bf16, fp8_block, mxfp4"},
        {"--preset v5", "unknown preset 'v5'"},
@@ -100,6 +100,8 @@ TEST_F(BenchMegaGpu, RefusesByName) {
        {"--replays 0", "--replays 0"},
        {"--stream-tbps 0", "--stream-tbps"},
        {"--shared --preset mixtral-8x7b", "--shared: mixtral-8x7b has no shared expert"},
+       {"--shared inside,beside", "--shared does not know 'beside'"},
+       {"--shared extra --shared-weights int4", "--shared-weights does not know 'int4'"},
        {"--trace-layer 1", "--trace"}}};
   for (const auto& [arguments, part] : cases) {
     const Ran ran = run_heddle(std::string("bench mega ") + arguments);
@@ -140,6 +142,43 @@ TEST_F(BenchMegaGpu, OneRankWithItsSharedExpert) {
   expect_chain(object["rows"][1]);
   EXPECT_GT(object["rows"][1]["shared_us"].get<double>(), 0.0);
   expect_fused(object["rows"][2]);
+}
+
+TEST_F(BenchMegaGpu, EveryPlaceOfASharedExpertInOneRun) {
+  SKIP_WITHOUT_GPU();
+  const Json object =
+      run("--experts-local 4 --tokens 20,70 --weights mxfp4 --way none --shared inside,module,extra,none --shared-weights mxfp4");
+  if (object.is_null()) return;
+  ASSERT_EQ(object["rows"].size(), 2u * 5) << "stream and four places, for each size";
+  for (std::size_t size = 0; size < 2; ++size) {
+    const auto row = [&](std::size_t i) { return object["rows"][5 * size + i]; };
+    constexpr const char* places[] = {"inside", "module", "extra", "none"};
+    for (std::size_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(row(1 + i)["way"], "mega");
+      EXPECT_EQ(row(1 + i)["shared_place"], places[i]);
+      EXPECT_EQ(row(1 + i)["shared"].is_null(), i == 3);
+      ASSERT_EQ(row(1 + i).count("failed"), 0u) << row(1 + i)["failed"];
+      ASSERT_EQ(row(1 + i).count("wrong"), 0u) << row(1 + i)["wrong"];
+      EXPECT_TRUE(row(1 + i)["equals_low_latency"].get<bool>());
+      ASSERT_EQ(row(1 + i).count("over_inside"), i == 0 ? 0u : 1u);
+      if (i > 0) {
+        EXPECT_DOUBLE_EQ(row(1 + i)["over_inside"].get<double>(),
+                         row(1 + i)["median_us"].get<double>() / row(1)["median_us"].get<double>());
+      }
+    }
+    EXPECT_LT(row(4)["weight_bytes"].get<double>(), row(1)["weight_bytes"].get<double>());
+  }
+}
+
+// As an extra expert it has to be of the routed experts' kind, and is refused by name; the others are measured.
+TEST_F(BenchMegaGpu, AnExtraExpertOfAnotherKindIsRefusedInItsPlace) {
+  SKIP_WITHOUT_GPU();
+  const Json object = run("--experts-local 4 --tokens 20 --weights mxfp4 --way none --shared inside,extra", 1);
+  if (object.is_null()) return;
+  ASSERT_EQ(object["rows"].size(), 3u);
+  EXPECT_EQ(object["rows"][1]["shared"], "fp8_block");
+  expect_times(object["rows"][1]);
+  EXPECT_NE(object["rows"][2]["failed"].get<std::string>().find("of another kind"), std::string::npos);
 }
 
 TEST_F(BenchMegaGpu, SkewedRoutingAndNoChain) {

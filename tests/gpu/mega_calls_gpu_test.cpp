@@ -66,6 +66,14 @@ TEST(MegaCallsGpu, GraphsOfSeveralStepsInAnyOrder) {
   }
 }
 
+TEST(MegaCallsGpu, GraphsWithASharedExpertOfAnotherKind) {
+  SKIP_WITHOUT_GPU();
+  Case c = with_shared(fused_case(4, WeightKind::mxfp4), WeightKind::fp8_block, false);
+  c.options.cap = 150;
+  replay_in_any_order({with_ring(c, 8, RingSize::live), with_ring(c, 128, RingSize::full)}, {1, 7, c.options.cap},
+                      announced_seed());
+}
+
 TEST(MegaCallsGpu, GraphsUnderTensorParallelAttention) {
   SKIP_WITHOUT_GPU();
   const std::uint64_t seed = announced_seed();

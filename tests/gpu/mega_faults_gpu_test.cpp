@@ -3,6 +3,7 @@
 // are right.
 #include <regex>
 
+#include "exchange/numbering.hpp"
 #include "gpu/foreign_kernel.hpp"
 #include "gpu/mega_bed.hpp"
 #include "signal/fault.hpp"
@@ -182,34 +183,76 @@ TEST(MegaFaultsGpu, AGpuThatIsNotLaunchedIsNamed) {
   }
 }
 
-// Somebody else's kernel holds all SMs but a few when a call comes: some of the CTAs never begin. The rest say how many are there.
+/// One rank with so few pairs that each squad numbers all of them, and with so many that each numbers its share.
+std::vector<Case> few_and_many_pairs() {
+  const Case few = with_ring(fused_case(1, WeightKind::mxfp4), 128, RingSize::live);
+  Case many = few;
+  many.options.cap = 2300;
+  many.tokens = {2300};
+  EXPECT_LE(few.most_tokens() * few.layer.shape.topk, few_kinds);
+  EXPECT_GT(many.most_tokens() * many.layer.shape.topk, few_kinds);
+  return {few, many};
+}
+constexpr int sms_left_free = 4;
+
+/// What a call is told that somebody else's kernel leaves too few SMs until it has ended.
+std::string told_beside_a_foreign_kernel(LayerBed& bed, const Case& c) {
+  ForeignKernel foreign(0, sms_of(0) - sms_left_free);
+  bed.begin(0, step_of(c));
+  bed.end(0);
+  // The launch ends when the other kernel has gone; the fault is in host memory before.
+  const auto end = std::chrono::steady_clock::now() + 20 * deadline;
+  while (std::chrono::steady_clock::now() < end) {
+    try {
+      bed.workspace().throw_if_aborted();
+    } catch (const FaultError& error) {
+      EXPECT_EQ(error.fault().rank, 0) << error.what();
+      return error.what();
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return "nobody noticed";
+}
+
+// Some of the fused kernel's CTAs never begin: the rest say how many are there. CTAs of the announcement wait for nobody, so those
+// that find an SM do all of its work.
 TEST(MegaFaultsGpu, ACallThatFindsTooFewSmsSaysHowManyCtasAreThere) {
   SKIP_WITHOUT_GPU();
-  constexpr int left_free = 4;
-  Subject subject(with_ring(fused_case(1, WeightKind::mxfp4), 128, RingSize::live));
-  subject.expect_right("alone");
-  LayerBed& bed = subject.bed.bed();
-  bed.load(subject.c, subject.tokens);
-  const std::string told = [&]() -> std::string {
-    ForeignKernel foreign(0, sms_of(0) - left_free);
-    bed.begin(0, step_of(subject.c));
-    bed.end(0);
-    // The launch ends when the other kernel has gone; the fault is in host memory before.
-    const auto end = std::chrono::steady_clock::now() + 20 * deadline;
-    while (std::chrono::steady_clock::now() < end) {
-      try {
-        bed.workspace().throw_if_aborted();
-      } catch (const FaultError& error) {
-        EXPECT_EQ(error.fault().rank, 0) << error.what();
-        return error.what();
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  for (const Case& c : few_and_many_pairs()) {
+    Subject subject(c);
+    subject.expect_right("alone");
+    LayerBed& bed = subject.bed.bed();
+    bed.load(c, subject.tokens);
+    const std::string told = told_beside_a_foreign_kernel(bed, c);
+    std::printf("%s\n", told.c_str());
+    std::smatch parts;
+    ASSERT_TRUE(std::regex_search(told, parts, std::regex("rank 0 .* ([0-9]+) of ([0-9]+)"))) << told;
+    EXPECT_LE(std::stoi(parts[1]), sms_left_free) << told;
+    EXPECT_EQ(std::stoi(parts[2]), sms_of(0)) << told;
+    EXPECT_THROW(bed.wait(0), FaultError);
+    subject.reset_and_expect_right();
+    if (HasFailure()) return;
+  }
+}
+
+TEST(MegaFaultsGpu, ACallWaitsForSmsThatAreFreeInTime) {
+  SKIP_WITHOUT_GPU();
+  for (const Case& c : few_and_many_pairs()) {
+    Subject subject(c, std::chrono::seconds(30));
+    LayerBed& bed = subject.bed.bed();
+    bed.load(c, subject.tokens);
+    {
+      ForeignKernel foreign(0, sms_of(0) - sms_left_free);
+      bed.begin(0, step_of(c));
+      bed.end(0);
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      EXPECT_NO_THROW(bed.workspace().throw_if_aborted());
     }
-    return "nobody noticed";
-  }();
-  EXPECT_TRUE(std::regex_search(told, std::regex("rank 0 .*[0-9]+ of [0-9]+"))) << told;
-  EXPECT_THROW(bed.wait(0), FaultError);
-  subject.reset_and_expect_right();
+    bed.wait(0);
+    EXPECT_EQ(different_bits(bed.fetch(c), subject.wanted), 0u);
+    subject.expect_right("afterwards");
+    if (HasFailure()) return;
+  }
 }
 
 // Masked ranks are skipped as the chain skips them, and come back.

@@ -49,6 +49,101 @@ TEST(MegaGpu, SharedExperts) {
   }
 }
 
+// fp8 block weights beside mxfp4 ones, as DeepSeek-V4 has them: inside the kernel, by either of its row blocks; tiles of one to
+// four slabs, and steps by odd and even numbers.
+TEST(MegaGpu, Fp8SharedExpertsBesideMxfp4) {
+  SKIP_WITHOUT_GPU();
+  for (const DeviceRowBlocks blocks : {DeviceRowBlocks::small, DeviceRowBlocks::large}) {
+    for (const Quantisation& quantisation : quantisations_of(WeightKind::mxfp4)) {
+      for (const int hidden : {64, 448, 576}) {
+        for (const int shared_intermediate : {64, 192, 320}) {
+          Case c = with_shared(fused_case(2, WeightKind::mxfp4), WeightKind::fp8_block, false);
+          c.layer.shape.hidden = hidden;
+          c.layer.shared_intermediate = shared_intermediate;
+          c.options.quantisation = quantisation;
+          c.options.cap = 200;
+          c.tokens = {200, 67};
+          DeviceLayerOptions device;
+          device.row_blocks = blocks;
+          SCOPED_TRACE(text_of(c));
+          MegaBed bed(c, std::chrono::seconds(30), device);
+          EXPECT_EQ(bed.bed().layer(0, 0).buffer_bytes(), 0u) << "nothing runs outside of the kernel";
+          bed.expect_equal(c);
+          Case few = c;
+          few.tokens = {0, 3};
+          bed.expect_equal(few);
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+// The same expert as a module before the kernel, which has buffers of its own.
+TEST(MegaGpu, AModuleHasTheBitsOfASharedExpertInside) {
+  SKIP_WITHOUT_GPU();
+  for (const WeightKind kind : {WeightKind::mxfp4, WeightKind::fp8_block}) {
+    const Case c = with_shared(fused_case(2, WeightKind::mxfp4), kind, false);
+    DeviceLayerOptions outside;
+    outside.shared_inside = false;
+    MegaBed inside(c), module(c, std::chrono::seconds(30), outside);
+    EXPECT_EQ(inside.bed().layer(0, 0).buffer_bytes(), 0u);
+    EXPECT_GT(module.bed().layer(0, 0).buffer_bytes(), 0u);
+    EXPECT_EQ(different_bits(module.expect_equal(c), inside.expect_equal(c)), 0u);
+    if (HasFailure()) return;
+  }
+}
+
+// The chain has no such expert, and the same bits with one alone.
+TEST(MegaGpu, AnExtraExpertHasTheBitsOfASharedExpertInside) {
+  SKIP_WITHOUT_GPU();
+  for (const int ranks : {1, 2, 8}) {
+    for (const WeightKind kind : fused_kinds) {
+      for (const bool many : {false, true}) {
+        Case c = with_shared(fused_case(ranks, kind), kind, false);
+        if (many) {
+          c.options.cap = 2300;  // more pairs than a squad numbers alone
+          c.tokens.assign(static_cast<std::size_t>(ranks), c.options.cap);
+        }
+        const Tokens tokens = draw_tokens(c, 5);
+        MegaBed inside(c);
+        const std::vector<bf16> wanted = inside.expect_equal(c, tokens);
+        SyntheticLayer layer(c.layer);
+        const LayerSource source = source_of(layer, c);
+        c.options.shared = SharedMode::extra;
+        SCOPED_TRACE(text_of(c));
+        LayerBed extra({{&source, &c}});
+        EXPECT_EQ(extra.layer(0, 0).buffer_bytes(), 0u) << "nothing runs outside of the kernel";
+        for (int call = 0; call < 2; ++call) {
+          extra.load(c, tokens);
+          EXPECT_EQ(different_bits(extra.call(c), wanted), 0u);
+        }
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+// An id beyond the layer's experts is a fault also where the kernel has more of them.
+TEST(MegaGpu, AnExtraExpertIsNobodysChoice) {
+  SKIP_WITHOUT_GPU();
+  Case c = with_shared(fused_case(2, WeightKind::mxfp4), WeightKind::mxfp4, false);
+  c.options.shared = SharedMode::extra;
+  SyntheticLayer layer(c.layer);
+  const LayerSource source = source_of(layer, c);
+  LayerBed bed({{&source, &c}});
+  Tokens tokens = draw_tokens(c, 5);
+  tokens.routing.ids[1] = c.layer.shape.experts;
+  bed.load(c, tokens);
+  try {
+    bed.call(c);
+    ADD_FAILURE() << "nobody noticed";
+  } catch (const FaultError& error) {
+    EXPECT_EQ(error.fault().phase, "input check");
+    EXPECT_EQ(error.fault().expected, static_cast<std::uint64_t>(c.layer.shape.experts));
+  }
+}
+
 TEST(MegaGpu, AFusedSharedExpertHasTheBitsOfOneAlone) {
   SKIP_WITHOUT_GPU();
   Case c = with_shared(fused_case(2, WeightKind::mxfp4), WeightKind::mxfp4, true);

@@ -28,7 +28,9 @@ void add_sources(CLI::App& command, LayerArguments& a) {
       ->needs(preset);
   command.add_option("--clamp", a.clamp, "SwiGLU clamp, a number or none (default: config.json or preset)")->group(layer);
   command.add_flag("--shared-mxfp4", a.shared_mxfp4, "convert an fp8 or bf16 shared expert to mxfp4")->group(layer);
-  command.add_option("--shared", a.shared, "shared expert: alone or fused with the routed ones")
+  command
+      .add_option("--shared", a.shared,
+                  "shared expert: alone, fused with the routed ones, or with way mega one more (extra) of them")
       ->group(layer)
       ->capture_default_str();
 

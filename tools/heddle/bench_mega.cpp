@@ -47,7 +47,15 @@ void add_layer(CLI::App& command, MegaArguments& a) {
   command.add_option("--topk", a.topk, "another number of choices a token (a recording brings its own)")
       ->group(layer)
       ->check(whole_number);
-  command.add_flag("--shared", a.shared, "with the model's shared expert")->group(layer);
+  command
+      .add_option("--shared", a.shared,
+                  "with the model's shared expert: inside of the fused kernel (as without a value), as a module on a second stream "
+                  "before it, as an extra routed expert, or none to compare with")
+      ->delimiter(',')
+      ->expected(0, 4)
+      ->default_str("inside")
+      ->group(layer);
+  command.add_option("--shared-weights", a.shared_weights, "another kind of its weights")->group(layer);
 }
 
 void add_batch(CLI::App& command, MegaArguments& a) {
@@ -114,6 +122,7 @@ void check_arguments(const MegaArguments& a) {
     for (const std::string& kind : a.weights) mega_shape(a, preset, value_of(fused_kinds, "--weights", kind), std::max(1, a.ranks));
   }
   one_of("--way", a.ways, {"gather", "low_latency", "elastic", "one_sided", "none"});
+  one_of("--shared", a.shared, {"inside", "module", "extra", "none"});
   at_least_one("--tokens", a.tokens);
   at_least_one("--calls", {a.calls});
   at_least_one("--replays", {a.replays});
@@ -140,9 +149,10 @@ MegaShape mega_shape(const MegaArguments& a, const std::string& name, WeightKind
   at_least_one("--topk", {layer.shape.topk});
   if (a.trace.empty() && layer.shape.topk > layer.shape.experts)
     throw InputError(fmt::format("{} experts are too few for top-{}", layer.shape.experts, layer.shape.topk));
-  if (!a.shared) return layer;
+  if (a.shared.empty()) return layer;
   if (preset.shared_experts.value_or(0) == 0) throw InputError(fmt::format("--shared: {} has no shared expert", name));
-  layer.shared_kind = shared_kind_of(preset, kind);
+  layer.shared_kind =
+      a.shared_weights.empty() ? shared_kind_of(preset, kind) : value_of(kinds, "--shared-weights", a.shared_weights);
   layer.shared_intermediate = *preset.shared_experts * layer.shape.intermediate;
   return layer;
 }

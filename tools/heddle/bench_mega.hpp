@@ -19,7 +19,10 @@ struct MegaArguments {
   std::vector<int> tokens{1, 8, 64, 128, 512, 4096, 8192};
   std::string shape;
   std::optional<int> hidden, intermediate, experts, experts_local, topk;
-  bool shared = false;
+  /// Where the fused layer runs the model's shared expert, one measurement each: inside, module, extra, none. Empty: the layer has
+  /// none.
+  std::vector<std::string> shared;
+  std::string shared_weights;  ///< empty: as the model has them
   std::string routing = "uniform", trace;
   int trace_layer = 0, trace_step = 0, trace_expand = 1;
   std::uint64_t seed = 1;

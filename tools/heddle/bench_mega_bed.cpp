@@ -26,9 +26,10 @@ SyntheticOptions options_of(const MegaShape& layer, std::uint64_t seed) {
   return options;
 }
 
-LayerOptions options_of(Way way, int tokens) {
+LayerOptions options_of(const LayerWay& way, int tokens) {
   LayerOptions options;
-  options.way = way;
+  options.way = way.way;
+  options.shared = way.shared;
   options.cap = tokens;
   return options;
 }
@@ -105,10 +106,10 @@ MegaLoad load_of(const MegaShape& layer, const Batch& batch) {
   return busiest;
 }
 
-ExchangeMemory memory_of(const LayerSource& source, int ranks, const std::vector<Way>& ways, int tokens) {
+ExchangeMemory memory_of(const LayerSource& source, int ranks, const std::vector<LayerWay>& ways, int tokens) {
   const LayerWeights weights = LayerWeights::load(source, Placement::contiguous(source.shape.experts, ranks), 0);
   ExchangeMemory memory;
-  for (const Way way : ways) {
+  for (const LayerWay& way : ways) {
     try {
       memory.include(exchange_memory(exchange_options(weights, options_of(way, tokens))));
     } catch (const InputError&) {  // told in its own line
@@ -117,8 +118,8 @@ ExchangeMemory memory_of(const LayerSource& source, int ranks, const std::vector
   return memory;
 }
 
-MegaBed::MegaBed(Lanes& lanes, Batch& batch, const LayerSource& source, Way way, int tokens, const ExchangeMemory& memory,
-                 int copies)
+MegaBed::MegaBed(Lanes& lanes, Batch& batch, const LayerSource& source, const LayerWay& way, int tokens,
+                 const ExchangeMemory& memory, int copies)
     : lanes_(lanes),
       workspace_(batch.workspace(memory.heap_bytes(batch.ranks()))),
       step_{tokens, Phase::decode},
@@ -137,10 +138,11 @@ MegaBed::MegaBed(Lanes& lanes, Batch& batch, const LayerSource& source, Way way,
   for (; this->copies() < copies && left > each + spare_bytes; left = free_memory(lanes)) add_copy(source, way, tokens, memory);
 }
 
-void MegaBed::add_copy(const LayerSource& source, Way way, int tokens, const ExchangeMemory& memory) {
+void MegaBed::add_copy(const LayerSource& source, const LayerWay& way, int tokens, const ExchangeMemory& memory) {
   const Placement placement = Placement::contiguous(source.shape.experts, workspace_.ranks());
   DeviceLayerOptions device;
   device.timed = true;
+  device.shared_inside = way.inside;
   std::vector<DeviceLayer> copy;
   for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) {
     std::vector<LayerWeights> weights;

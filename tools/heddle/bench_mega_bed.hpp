@@ -41,9 +41,16 @@ struct MegaLoad {
 };
 MegaLoad load_of(const MegaShape& layer, const Batch& batch);
 
+/// A way and, of the fused layer, where its shared expert runs.
+struct LayerWay {
+  Way way = Way::mega;
+  SharedMode shared = SharedMode::alone;
+  bool inside = true;
+};
+
 /// Heap that all the ways need together, in a step of `tokens` a rank. A way that refuses the layer is left out: it says so itself
 /// when its layers are made.
-ExchangeMemory memory_of(const LayerSource& source, int ranks, const std::vector<Way>& ways, int tokens);
+ExchangeMemory memory_of(const LayerSource& source, int ranks, const std::vector<LayerWay>& ways, int tokens);
 
 /// Seconds of the parts of a call that is not captured, of the GPU where it took longest.
 using MegaParts = DeviceLayerSeconds;
@@ -52,7 +59,8 @@ using MegaParts = DeviceLayerSeconds;
 class MegaBed {
  public:
   /// `copies` of the layer on every GPU, or as many as fit. Throws InputError or Error, also for lack of memory for the first.
-  MegaBed(Lanes& lanes, Batch& batch, const LayerSource& source, Way way, int tokens, const ExchangeMemory& memory, int copies);
+  MegaBed(Lanes& lanes, Batch& batch, const LayerSource& source, const LayerWay& way, int tokens, const ExchangeMemory& memory,
+          int copies);
 
   int copies() const { return static_cast<int>(layers_.size()); }
   /// A call of copy `call` % copies, on one GPU.
@@ -66,7 +74,7 @@ class MegaBed {
   void check();
 
  private:
-  void add_copy(const LayerSource& source, Way way, int tokens, const ExchangeMemory& memory);
+  void add_copy(const LayerSource& source, const LayerWay& way, int tokens, const ExchangeMemory& memory);
   DeviceLayer& layer(int call, std::size_t gpu) { return layers_[static_cast<std::size_t>(call) % layers_.size()][gpu]; }
 
   Lanes& lanes_;

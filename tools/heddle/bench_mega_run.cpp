@@ -40,17 +40,22 @@ std::size_t different(const std::vector<std::vector<bf16>>& a, const std::vector
   return count;
 }
 
+LayerWay fused_way(const std::string& place) {
+  return {Way::mega, place == "extra" ? SharedMode::extra : SharedMode::alone, place != "module"};
+}
+
 }  // namespace
 
 double MegaRun::tensor_rate(WeightKind kind) const {
   return 1e15 * a_.tensor_pflops.value_or(kind == WeightKind::bf16 ? 0.79 : 1.4);
 }
 
-std::vector<Way> MegaRun::ways() const {
-  std::vector<Way> all{Way::low_latency, Way::mega};  // whose outputs are compared
+std::vector<LayerWay> MegaRun::ways() const {
+  std::vector<LayerWay> all{{Way::low_latency}, {Way::mega}};  // whose outputs are compared
   for (const std::string& name : a_.ways) {
-    if (name != "none") all.push_back(own_ways.at(name));
+    if (name != "none") all.push_back({own_ways.at(name)});
   }
+  for (const std::string& place : a_.shared) all.push_back(fused_way(place));
   return all;
 }
 
@@ -72,6 +77,7 @@ Json MegaRun::entry_of(const Size& size, const std::string& way) const {
           {"weights", word_of(kinds, size.layer.kind)},
           {"shared", size.layer.shared_kind ? Json(word_of(kinds, *size.layer.shared_kind)) : Json()},
           {"way", way},
+          {"shared_place", Json()},
           {"tokens", size.tokens},
           {"routing", size.routing},
           {"touched", size.load.touched},
@@ -110,7 +116,7 @@ void MegaRun::add_parts(MegaBed& bed, Json& entry) {
   entry["communication_share"] = median(shares);
 }
 
-std::vector<std::vector<bf16>> MegaRun::right(Size& size, const std::string& name, Json& entry, const char* when) {
+std::vector<std::vector<bf16>> MegaRun::right(Size& size, const Variant& variant, Json& entry, const char* when) {
   const auto values = static_cast<std::size_t>(size.tokens) * static_cast<std::size_t>(size.batch.hidden());
   std::string what;
   std::vector<std::vector<bf16>> outputs;
@@ -122,18 +128,37 @@ std::vector<std::vector<bf16>> MegaRun::right(Size& size, const std::string& nam
       cuda::check(cudaMemcpy(outputs.back().data(), size.batch.output(rank).out, values * sizeof(bf16), cudaMemcpyDeviceToHost),
                   "outputs");
     }
-    if (name != "mega" || size.expected.empty()) return outputs;
+    if (!variant.is_fused() || size.expected.empty()) return outputs;
     const std::size_t off = different(outputs, size.expected);
     entry["equals_low_latency"] = off == 0;
     if (off == 0) return outputs;
     what = fmt::format("{} of {} outputs have other bits than low_latency's", off, values * static_cast<std::size_t>(a_.ranks));
   }
   what += when;
-  print_line(fmt::format("{} wrong: {}", label_of(size, name), what));
+  print_line(fmt::format("{} wrong: {}", label_of(size, variant.name), what));
   entry["wrong"] = what;
   rows_.push_back(entry);
   ++wrong_;
   return {};
+}
+
+/// With what was measured before it: the best chain, and the shared expert inside. What the line says of that.
+std::string MegaRun::compare_fused(Size& size, Json& entry, double median_us) const {
+  std::string remark;
+  if (!size.best_chain.empty()) {
+    entry["best_chain"] = size.best_chain;
+    entry["best_chain_us"] = size.best_us;
+    entry["over_best_chain"] = median_us / size.best_us;
+    remark += fmt::format("  {:.3f} of {}", median_us / size.best_us, size.best_chain);
+  }
+  if (entry["shared_place"] == "inside") {
+    size.inside_us = median_us;
+  } else if (size.inside_us > 0) {
+    entry["over_inside"] = median_us / size.inside_us;
+    remark += fmt::format("  {:.3f} of inside", median_us / size.inside_us);
+  }
+  if (size.expected.empty()) remark += "  not compared with low_latency";
+  return remark;
 }
 
 void MegaRun::report(Size& size, const std::string& name, Json& entry, const std::vector<double>& samples) {
@@ -147,13 +172,9 @@ void MegaRun::report(Size& size, const std::string& name, Json& entry, const std
       size.best_chain = name;
       size.best_us = middle;
     }
-  } else if (name == "mega" && !size.best_chain.empty()) {
-    entry["best_chain"] = size.best_chain;
-    entry["best_chain_us"] = size.best_us;
-    entry["over_best_chain"] = middle / size.best_us;
-    remark = fmt::format("  {:.3f} of {}{}", middle / size.best_us, size.best_chain, remark);
+  } else if (entry["way"] == "mega") {
+    remark = compare_fused(size, entry, middle) + remark;
   }
-  if (name == "mega" && size.expected.empty()) remark += "  not compared with low_latency";
   const std::string share = entry.count("communication_share") == 0
                                 ? std::string(6, ' ')
                                 : fmt::format("{:>5.0f}%", 100 * number(entry, "communication_share"));
@@ -164,24 +185,24 @@ void MegaRun::report(Size& size, const std::string& name, Json& entry, const std
   rows_.push_back(entry);
 }
 
-void MegaRun::measure(Size& size, const std::string& name, Way way, Json& entry) {
-  const bool fused = way == Way::mega;
+void MegaRun::measure(Size& size, const Variant& variant, Json& entry) {
+  const std::string& name = variant.name;
   begin(size, "the making of " + name);
-  MegaBed bed(lanes_, size.batch, size.source, way, size.tokens, size.memory, size.copies);
+  MegaBed bed(lanes_, size.batch, size.source, variant.way, size.tokens, size.memory, size.copies);
   begin(size, "the first call of " + name);
-  if (fused) ++fused_;
+  if (variant.is_fused()) ++fused_;
   size.batch.poison_outputs();
   bed.call(0, false, give_up_);
-  const auto outputs = right(size, name, entry, "");
+  const auto outputs = right(size, variant, entry, "");
   if (outputs.empty()) return;
-  if (way == Way::low_latency) size.expected = outputs;
+  if (variant.way.way == Way::low_latency) size.expected = outputs;
   add_copies(size, bed.copies(), entry);
   begin(size, name + " in a graph");
   size.batch.poison_outputs();
   const std::vector<double> samples = time(bed, calls_of(bed.copies()));
-  if (right(size, name, entry, ", in a graph").empty()) return;
+  if (right(size, variant, entry, ", in a graph").empty()) return;
   begin(size, "the parts of " + name);
-  if (!fused) add_parts(bed, entry);
+  if (!variant.is_fused()) add_parts(bed, entry);
   report(size, name, entry, samples);
 }
 
@@ -221,14 +242,15 @@ void MegaRun::add_copies(const Size& size, int copies, Json& entry) const {
   entry["calls"] = calls_of(copies);
 }
 
-void MegaRun::way(Size& size, const std::string& name, Way way) {
-  const Json fresh = entry_of(size, name);
-  attempt(rows_, fresh, label_of(size, name), [&] {
+void MegaRun::way(Size& size, const Variant& variant) {
+  Json fresh = entry_of(size, variant.is_fused() ? "mega" : variant.name);
+  if (!variant.place.empty()) fresh["shared_place"] = variant.place;
+  attempt(rows_, fresh, label_of(size, variant.name), [&] {
     Json entry = fresh;
     try {
-      measure(size, name, way, entry);
+      measure(size, variant, entry);
     } catch (const InputError& error) {
-      if (way == Way::mega) refusal_ = error.what();
+      if (variant.is_fused()) refusal_ = error.what();
       throw;
     }
   });
@@ -241,11 +263,36 @@ void MegaRun::reference(Size& size) {
   attempt(rows_, fresh, label_of(size, name), [&] {
     Json entry = fresh;
     begin(size, "the outputs of " + name);
-    MegaBed bed(lanes_, size.batch, size.source, Way::low_latency, size.tokens, size.memory, 1);
+    const Variant variant{name, "", {Way::low_latency}};
+    MegaBed bed(lanes_, size.batch, size.source, variant.way, size.tokens, size.memory, 1);
     size.batch.poison_outputs();
     bed.call(0, false, give_up_);
-    size.expected = right(size, name, entry, "");
+    size.expected = right(size, variant, entry, "");
   });
+}
+
+/// place: of the shared expert; empty: as the layer has it, with one inside or without.
+void MegaRun::fused(Size& size, const std::string& place) {
+  const bool plain = a_.shared.size() <= 1 && place != "module" && place != "extra";
+  way(size, {plain ? "mega" : "mega " + place, place, fused_way(place)});
+}
+
+/// The same layer without its shared expert, on the same heap.
+void MegaRun::without_shared(const Size& size) {
+  MegaShape shape = size.layer;
+  shape.shared_kind.reset();
+  LayerSource source = size.source;
+  source.shared.reset();
+  Size bare{shape, source, size.batch, size.tokens, size.memory, load_of(shape, size.batch), size.routing};
+  bare.floor_us = floor_of(bare);
+  bare.copies = size.copies;
+  bare.inside_us = size.inside_us;
+  reference(bare);
+  fused(bare, "none");
+}
+
+double MegaRun::floor_of(const Size& size) const {
+  return 1e6 * std::max(size.load.weight_bytes / (1e12 * a_.stream_tbps), size.load.operations / tensor_rate(size.layer.kind));
 }
 
 void MegaRun::size(const MegaShape& shape, const LayerSource& drawn, int tokens) {
@@ -257,16 +304,17 @@ void MegaRun::size(const MegaShape& shape, const LayerSource& drawn, int tokens)
   Batch batch(lanes_, routing, source.shape.hidden, a_.seed);
   batch.set_tokens(tokens);
   Size size{shape, source, batch, tokens, memory_of(source, a_.ranks, ways(), tokens), load_of(shape, batch), routing.note};
-  size.floor_us = 1e6 * std::max(size.load.weight_bytes / (1e12 * a_.stream_tbps), size.load.operations / tensor_rate(shape.kind));
+  size.floor_us = floor_of(size);
   size.copies = std::clamp(static_cast<int>(std::ceil(evicting_bytes / std::max(size.load.weight_bytes, 1.0))), 1, most_copies);
   stream(size);
   if (!awake_) machine_ = machine_of(lanes_);  // once GPUs are awake, for their clocks
   awake_ = true;
   for (const std::string& name : a_.ways) {
-    if (name != "none") way(size, name, own_ways.at(name));
+    if (name != "none") way(size, {name, "", {own_ways.at(name)}});
   }
   if (std::find(a_.ways.begin(), a_.ways.end(), "low_latency") == a_.ways.end()) reference(size);
-  way(size, "mega", Way::mega);
+  if (!shape.shared_kind) fused(size, "");
+  for (const std::string& place : a_.shared) place == "none" ? without_shared(size) : fused(size, place);
 }
 
 void MegaRun::layer(const MegaShape& shape) {

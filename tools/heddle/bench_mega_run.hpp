@@ -26,6 +26,14 @@ class MegaRun {
   const std::string& under_way() const { return under_way_; }  ///< what is being measured
 
  private:
+  /// What a line is of.
+  struct Variant {
+    std::string name;   ///< in the table
+    std::string place;  ///< of the fused layer's shared expert, empty without a choice
+    LayerWay way;
+
+    bool is_fused() const { return way.way == Way::mega; }
+  };
   /// One layer and one size of batch, and what its ways have shown so far.
   struct Size {
     const MegaShape& layer;
@@ -41,19 +49,23 @@ class MegaRun {
     std::vector<std::vector<bf16>> expected = {};  ///< low_latency's outputs by rank; empty: there are none
     std::string best_chain = {};
     double best_us = 0;
+    double inside_us = 0;  ///< of the fused layer with the shared expert inside; 0: not measured yet
   };
 
   void layer(const MegaShape& shape);
   void size(const MegaShape& shape, const LayerSource& source, int tokens);
   void stream(Size& size);
   void reference(Size& size);
-  void way(Size& size, const std::string& name, Way way);
-  void measure(Size& size, const std::string& name, Way way, Json& entry);
+  void way(Size& size, const Variant& variant);
+  void measure(Size& size, const Variant& variant, Json& entry);
+  void fused(Size& size, const std::string& place);
+  void without_shared(const Size& size);
   /// Outputs of the last call by rank; empty, after a line, if they are wrong.
-  std::vector<std::vector<bf16>> right(Size& size, const std::string& name, Json& entry, const char* when);
+  std::vector<std::vector<bf16>> right(Size& size, const Variant& variant, Json& entry, const char* when);
   std::vector<double> time(MegaBed& bed, int calls);
   void add_parts(MegaBed& bed, Json& entry);
   void report(Size& size, const std::string& name, Json& entry, const std::vector<double>& samples);
+  std::string compare_fused(Size& size, Json& entry, double median_us) const;
 
   /// What is under way from now on.
   void begin(const Size& size, const std::string& what);
@@ -62,7 +74,8 @@ class MegaRun {
   /// Calls a replay, every copy as often as the others.
   int calls_of(int copies) const { return (a_.calls + copies - 1) / copies * copies; }
   double tensor_rate(WeightKind kind) const;
-  std::vector<Way> ways() const;  ///< all that share the heap
+  double floor_of(const Size& size) const;  ///< us
+  std::vector<LayerWay> ways() const;       ///< all that share the heap
   std::string label_of(const Size& size, const std::string& way) const;
 
   const MegaArguments& a_;

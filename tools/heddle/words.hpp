@@ -36,7 +36,8 @@ inline const std::map<std::string, Score> scores{{"softmax", Score::softmax},
 inline const std::map<std::string, GatherMode> gather_modes{
     {"padded", GatherMode::padded}, {"uneven", GatherMode::uneven}, {"zero_filled", GatherMode::zero_filled}};
 inline const std::map<std::string, RingSize> ring_sizes{{"live", RingSize::live}, {"full", RingSize::full}};
-inline const std::map<std::string, SharedMode> shared_modes{{"alone", SharedMode::alone}, {"fused", SharedMode::fused}};
+inline const std::map<std::string, SharedMode> shared_modes{
+    {"alone", SharedMode::alone}, {"fused", SharedMode::fused}, {"extra", SharedMode::extra}};
 
 template <typename Value>
 const std::string& word_of(const std::map<std::string, Value>& words, Value value) {

@@ -175,11 +175,8 @@ class LargeLoop {
   }
   /// The tensor cores have read the stage, this warp's scales are in registers.
   __device__ void leave() {
-    __syncwarp();
-    if (me_.lane() == 0) {
-      shared_.operand_ring().leave(at_.operands);
-      shared_.row_ring.leave(at_.rows);
-    }
+    shared_.operand_ring().leave_together(at_.operands);
+    shared_.row_ring.leave_together(at_.rows);
     at_.operands.advance();
     at_.rows.advance();
     look_ahead();

@@ -102,11 +102,8 @@ class Widener {
         if (plan.step_exponents) order_exponents(operands + Shape::operand_bytes, chunk, plan, tile_has, thread_);
       }
       cutlass::arch::fence_view_async_shared();  // the tensor cores read by another proxy
-      __syncwarp();
-      if (thread_ % warp_threads == 0) {
-        shared_.weight_ring.leave(from_);
-        shared_.widened.ring.filled(to_);
-      }
+      shared_.weight_ring.leave_together(from_);
+      shared_.widened.ring.filled_together(to_);
       from_.advance();
       to_.advance();
     }

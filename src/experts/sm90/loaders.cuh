@@ -7,6 +7,7 @@
 #include <cute/arch/copy_sm90_tma.hpp>
 
 #include "experts/sm90/call.hpp"
+#include "experts/sm90/chunk.cuh"
 #include "experts/sm90/shared.cuh"
 #include "experts/sm90/tasks.hpp"
 #include "formats/codes.hpp"
@@ -21,24 +22,41 @@ class WeightStream {
   __device__ explicit WeightStream(Shared<Shape>& shared) : shared_(shared) {}
 
   __device__ void load(const OrderedMatrix& weights, const Task& task) {
+    if constexpr (is_in_two_stages<Shape>()) return load_halves(weights, task);
     const int stages = weights.plan.steps() / Shape::parts;
     const int bytes = Shape::parts * weights.plan.chunk_bytes(task.tile);
     const std::byte* from = weights.chunk(task.expert, task.tile, 0);
     for (int stage = 0; stage < stages; ++stage) {
-      shared_.weight_ring.wait_empty(at_);
-      shared_.weight_ring.expect(at_, bytes);
-      if (task.blocks == 1) {
-        ptx::load_bulk_once(shared_.weights[at_.stage], from, static_cast<std::uint32_t>(bytes),
-                            &shared_.weight_ring.full[at_.stage]);
-      } else {  // the other row blocks' CTAs shall find them in the L2
-        cute::SM90_BULK_COPY_G2S::copy(from, &shared_.weight_ring.full[at_.stage], shared_.weights[at_.stage], bytes);
-      }
+      put(from, bytes, task.blocks == 1);
       from += bytes;
-      at_.advance();
+    }
+  }
+  /// The same where chunks lie in two stages each (chunk.cuh).
+  __device__ void load_halves(const OrderedMatrix& weights, const Task& task) {
+    const int bytes = weights.plan.chunk_bytes(task.tile);
+    const int first = first_half_bytes(weights.plan, task.tile);
+    const std::byte* from = weights.chunk(task.expert, task.tile, 0);
+    for (int step = 0; step < weights.plan.steps(); ++step) {
+      put(from, first, task.blocks == 1);
+      put(from + first, bytes - first, task.blocks == 1);
+      from += bytes;
     }
   }
 
  private:
+  /// once: nobody else wants them; else the other row blocks' CTAs shall find them in the L2.
+  __device__ __forceinline__ void put(const std::byte* from, int bytes, bool once) {
+    shared_.weight_ring.wait_empty(at_);
+    shared_.weight_ring.expect(at_, bytes);
+    if (once) {
+      ptx::load_bulk_once(shared_.weights[at_.stage], from, static_cast<std::uint32_t>(bytes),
+                          &shared_.weight_ring.full[at_.stage]);
+    } else {
+      cute::SM90_BULK_COPY_G2S::copy(from, &shared_.weight_ring.full[at_.stage], shared_.weights[at_.stage], bytes);
+    }
+    at_.advance();
+  }
+
   Shared<Shape>& shared_;
   RingPosition<Shape::weight_stages> at_;
 };
@@ -167,8 +185,7 @@ class ScaleLoader {
   }
 
   __device__ void filled() {
-    __syncwarp();
-    if (lane_ == 0) shared_.row_ring.filled(at_);
+    shared_.row_ring.filled_together(at_);
     at_.advance();
   }
 

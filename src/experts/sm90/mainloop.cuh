@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "experts/sm90/call.hpp"
+#include "experts/sm90/chunk.cuh"
 #include "experts/sm90/product.cuh"
 #include "experts/sm90/ring.cuh"
 #include "experts/sm90/shared.cuh"
@@ -102,6 +103,7 @@ class MainLoop {
       weight_scale(Shape::kind) == WeightScale::by_block || weight_scale(Shape::kind) == WeightScale::by_step;
   static constexpr bool widens = is_widened(Shape::kind);
   using Partial = float[tokens / 2];
+  using Chunk = ChunkView<Shape>;
   /// A second set of weight registers lets products run while the next slab is widened. Where there is nothing to widen, or no
   /// room for it, the products of one warpgroup run while another one loads.
   static constexpr bool overlapped =
@@ -112,7 +114,7 @@ class MainLoop {
     if constexpr (overlapped) {
       std::uint32_t even[slab_registers];
       std::uint32_t odd[slab_registers];
-      shared_.weight_ring.wait_full(at_.weights);
+      Chunk::wait(shared_, at_.weights);
       load(even, 0);
       int stage = 0;
       for (; stage + 1 < stages; stage += 2) {
@@ -132,10 +134,10 @@ class MainLoop {
   __device__ __forceinline__ void load(std::uint32_t (&a)[slab_registers], int item) {
     const int slab = item / Shape::parts;
     const int part = item % Shape::parts;
-    const std::byte* chunk = shared_.weights[at_.weights.stage] + part * plan_.chunk_bytes_of(tile_has_);
-    const std::byte* scales = chunk + plan_.scales_offset(tile_has_, slab_[slab]);
+    const std::byte* data = Chunk::data(shared_, at_.weights, plan_, tile_has_, slab_[slab], part);
+    const std::byte* scales = Chunk::scales(shared_, at_.weights, plan_, tile_has_, slab_[slab], part);
     const int thread = static_cast<int>(threadIdx.x) % warpgroup_threads;
-    load_slab<Shape::kind>(chunk + plan_.data_offset(slab_[slab]), scales, thread, a);
+    load_slab<Shape::kind>(data, scales, thread, a);
     if constexpr (weight_scale(Shape::kind) == WeightScale::by_block) next_ = block_scales(scales);
     if constexpr (weight_scale(Shape::kind) == WeightScale::by_step) {
       if (plan_.step_exponents) next_ = step_factors(scales, thread);
@@ -177,7 +179,7 @@ class MainLoop {
     }
     leave_weights();
     if (more) {
-      shared_.weight_ring.wait_full(at_.weights);
+      Chunk::wait(shared_, at_.weights);
       load(a, 0);
     }
   }
@@ -186,7 +188,7 @@ class MainLoop {
   template <TokenFactors factors>
   __device__ __forceinline__ void run_in_turn(Sums<Shape, tokens>& sums) {
     Partial partial;
-    shared_.weight_ring.wait_full(at_.weights);
+    Chunk::wait(shared_, at_.weights);
     shared_.row_ring.wait_full(at_.rows);
 #pragma unroll
     for (int item = 0; item < items; ++item) {
@@ -205,7 +207,7 @@ class MainLoop {
   /// Groups of 32: a promotion each, nothing overlapped.
   __device__ __forceinline__ void run_finely(Sums<Shape, tokens>& sums) {
     constexpr int groups_a_panel = instructions_a_panel / Shape::parts;  // 32 of K: one instruction of e4m3, two of bf16
-    shared_.weight_ring.wait_full(at_.weights);
+    Chunk::wait(shared_, at_.weights);
     shared_.row_ring.wait_full(at_.rows);
 #pragma unroll
     for (int item = 0; item < items; ++item) {
@@ -309,14 +311,9 @@ class MainLoop {
   }
 
   /// The stage's weights are in registers, this warp's share of them at least.
-  __device__ void leave_weights() {
-    __syncwarp();
-    if (threadIdx.x % warp_threads == 0) shared_.weight_ring.leave(at_.weights);
-    at_.weights.advance();
-  }
+  __device__ void leave_weights() { Chunk::leave(shared_, at_.weights); }
   __device__ void leave_rows() {
-    __syncwarp();
-    if (threadIdx.x % warp_threads == 0) shared_.row_ring.leave(at_.rows);
+    shared_.row_ring.leave_together(at_.rows);
     at_.rows.advance();
   }
 

@@ -123,7 +123,7 @@ __device__ void create_rings(Shared<Shape>& shared, int row_loaders) {
   if constexpr (Shape::widening_threads > 0) {
     constexpr int widening_warps = Shape::widening_threads / warp_threads;
     shared.weight_ring.create(1, widening_warps);
-    shared.widened.ring.create(widening_warps, Shape::math_warps);
+    shared.widened.ring.create(widening_warps * arrivals_a_warp, Shape::math_warps);
   } else {
     shared.weight_ring.create(1, Shape::math_warps);
   }
@@ -134,7 +134,7 @@ __device__ void create_rings(ProductShared<Shape>& shared, const TokenRows& toke
   const int scales = tokens.scaling == TokenScales::none ? 0 : 1;  // warps
   const int rows = tokens.in_boxes() ? 1 : row_gatherer_threads / warp_threads;
   shared.tasks.ring.create(1, Shape::math_warps + Shape::widening_threads / warp_threads + scales + rows);
-  create_rings(shared.engine, (tokens.in_boxes() ? 1 : row_gatherer_threads) + scales);
+  create_rings(shared.engine, (tokens.in_boxes() ? 1 : row_gatherer_threads) + scales * arrivals_a_warp);
 }
 
 /// Whether the roles' registers are no more than what the launch gives to all threads.

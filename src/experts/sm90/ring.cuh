@@ -9,6 +9,15 @@
 
 namespace heddle::sm90 {
 
+/// How often a warp arrives at a barrier for what its lanes have done. Once is enough, by one lane behind a barrier of the warp.
+/// But compute-sanitizer's racecheck takes an arrival for what that lane itself has done, and would call all else a race: built
+/// with HEDDLE_RACECHECK every lane arrives.
+#if defined(HEDDLE_RACECHECK)
+inline constexpr int arrivals_a_warp = 32;
+#else
+inline constexpr int arrivals_a_warp = 1;
+#endif
+
 /// Where a role is in a ring. Both sides start at stage 0 and go round in the same order.
 template <int stages>
 struct RingPosition {
@@ -34,11 +43,11 @@ struct RingBarriers {
   std::uint64_t full[stages];
   std::uint64_t empty[stages];
 
-  /// By one thread, before anybody uses the ring.
+  /// By one thread, before anybody uses the ring. `fillers` arrive at a stage to fill it; readers are warps.
   __device__ void create(int fillers, int readers) {
     for (int stage = 0; stage < stages; ++stage) {
       cutlass::arch::ClusterBarrier::init(&full[stage], static_cast<std::uint32_t>(fillers));
-      cutlass::arch::ClusterBarrier::init(&empty[stage], static_cast<std::uint32_t>(readers));
+      cutlass::arch::ClusterBarrier::init(&empty[stage], static_cast<std::uint32_t>(readers * arrivals_a_warp));
     }
   }
   __device__ void wait_full(const RingPosition<stages>& at) const {
@@ -51,11 +60,23 @@ struct RingBarriers {
   __device__ void wait_empty(const RingPosition<stages>& at) const {
     cutlass::arch::ClusterBarrier::wait(&empty[at.stage], (at.round & 1) ^ 1);
   }
+  /// By all lanes of a warp that have read the stage, or stored into it.
+  __device__ void leave_together(const RingPosition<stages>& at) const {
+    __syncwarp();
+    if (speaks()) leave(at);
+  }
+  __device__ void filled_together(const RingPosition<stages>& at) const {
+    __syncwarp();
+    if (speaks()) filled(at);
+  }
   __device__ void leave(const RingPosition<stages>& at) const { cutlass::arch::ClusterBarrier::arrive(&empty[at.stage]); }
   __device__ void filled(const RingPosition<stages>& at) const { cutlass::arch::ClusterBarrier::arrive(&full[at.stage]); }
   __device__ void expect(const RingPosition<stages>& at, int bytes) const {
     cutlass::arch::ClusterTransactionBarrier::arrive_and_expect_tx(&full[at.stage], static_cast<std::uint32_t>(bytes));
   }
+
+ private:
+  __device__ static bool speaks() { return arrivals_a_warp > 1 || threadIdx.x % 32 == 0; }
 };
 
 }  // namespace heddle::sm90

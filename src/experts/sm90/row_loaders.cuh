@@ -42,6 +42,15 @@ class RowBoxes {
     at_.advance();
   }
 
+  /// After a stage's copy, by the other lanes of the warp where all of them have stored what belongs to the stage: see
+  /// arrivals_a_warp.
+  __device__ void join() {
+    if constexpr (arrivals_a_warp > 1) {
+      shared_.row_ring.filled(at_);
+      at_.advance();
+    }
+  }
+
  private:
   Shared<Shape>& shared_;
   RingPosition<Shape::row_stages> at_;

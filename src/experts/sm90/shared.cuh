@@ -22,7 +22,7 @@ template <class Shape>
 struct ActivationMemory<Shape, false> {};
 
 /// Weight rows' own factors, of this task and of the next; each warp brings those of its rows.
-template <class Shape, bool wanted = slab_shape(Shape::kind).row_scales>
+template <class Shape, bool wanted = (Shape::row_factor_bytes > 0)>
 struct RowFactorMemory {
   float of_row[2][tile_slabs * slab_rows];
 };

@@ -55,8 +55,7 @@ class ListedTasks {
     const bool last = ptx::uniform(static_cast<int>(slot.last)) != 0;
     task = {ptx::uniform(slot.task.expert), ptx::uniform(slot.task.tile), ptx::uniform(slot.task.first),
             ptx::uniform(slot.task.rows),   ptx::uniform(slot.task.flat), ptx::uniform(slot.task.blocks)};
-    __syncwarp();
-    if (threadIdx.x % warp_threads == 0) tasks_.ring.leave(at_);
+    tasks_.ring.leave_together(at_);
     at_.advance();
     return !last;
   }

@@ -5,8 +5,11 @@ namespace heddle::sm90 {
 
 namespace {
 
+static_assert(share_values(most_mega_counts) * sizeof(std::int32_t) <= squad_bytes, "shares of as many experts as there can be");
+
 /// A kernel of its own, before the fused one: its warps part and meet in ways after which the compiler would keep nothing uniform
-/// in the products' loops. Any wire: rows are quantised here.
+/// in the products' loops. Any wire: rows are quantised here. No CTA waits for
+/// another one, so they need not be there together.
 __global__ void __launch_bounds__(threads_a_cta, 1) announce(const __grid_constant__ MegaAnnounceCall call) {
   ptx::wait_for_earlier_kernels();
   ptx::let_next_kernel_launch();
@@ -18,7 +21,6 @@ __global__ void __launch_bounds__(threads_a_cta, 1) announce(const __grid_consta
   mine.input = send_input(call);
   mine.placement = call.placement;
   mine.local_experts = call.placement.experts_on[w.heap().rank];
-  mine.scratch.sent = of_this_rank(call.scratch.sent, call);
   if (check_input(w, call, mine.input)) mega_announce(w, mine);
 }
 

@@ -24,7 +24,6 @@ struct MegaRank {
 /// the sums of their slots.
 struct MegaAnnounceCall : DeviceCall {
   MegaLayout layout;
-  MegaScratch scratch;  ///< `sent` alone, of the first local rank
 };
 const void* mega_announce_kernel();
 const void* mega_sum_kernel();
@@ -36,7 +35,8 @@ struct MegaKernelCall : DeviceCall {
   DeviceClamp clamp;
 };
 
-/// Counts, rows and row blocks of the experts in a CTA's memory: so many values at most, [local experts, ranks + 3].
+/// Counts, rows and row blocks of the experts in a CTA's memory: so many values at most, [local experts, ranks + 3]. All ranks have
+/// fewer experts.
 inline constexpr int most_mega_counts = 2560;
 
 }  // namespace heddle::sm90

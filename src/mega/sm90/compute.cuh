@@ -55,34 +55,55 @@ __device__ __forceinline__ void note_done(MegaShared<Shape>& shared, const Devic
   w.note_progress();
 }
 
+/// The engine's memory as tasks of the shape `Engine` have it: the kernel's own, or SharedTaskShape of it.
+template <class Engine, class Shape>
+__device__ __forceinline__ Shared<Engine>& engine_of(MegaShared<Shape>& shared) {
+  static_assert(
+      sizeof(Shared<Engine>) == sizeof(Shared<Shape>) && offsetof(Shared<Engine>, row_ring) == offsetof(Shared<Shape>, row_ring),
+      "laid out alike");
+  return reinterpret_cast<Shared<Engine>&>(shared.engine);
+}
+
 /// Weights first: a math warpgroup's work on a task with a tile of `tokens`.
-template <class Shape>
+template <class Engine, class Shape>
 struct MegaMath {
   MegaShared<Shape>& shared;
   const MegaKernelCall& call;
   const MathThread& me;
-  RowFactors<Shape>& factors;
-  MathPosition<Shape>& at;
+  RowFactors<Engine>& factors;
+  MathPosition<Engine>& at;
   const TaskReader<Shape>& tasks;
 
   template <int tokens>
   __device__ __forceinline__ void run(const KernelTask& task) const {
+    Shared<Engine>& engine = engine_of<Engine>(shared);
     OrderedMatrix weights = shared.weights[static_cast<int>(task.source)];
-    weights.plan = plan_of(shared, task);
+    weights.plan = plan_of<Engine::kind>(shared, task);
     factors.fetch(weights, task.task);
-    Sums<Shape, tokens> sums;
-    multiply_task<Shape, tokens>(shared.engine, weights.plan, call.scaling, call.layout.activated.quantisation.scale, task.task, me,
-                                 factors, at, sums);
+    Sums<Engine, tokens> sums;
+    multiply_task<Engine, tokens>(engine, weights.plan, call.scaling, call.layout.activated.quantisation.scale, task.task, me,
+                                  factors, at, sums);
     factors.turn();
     scale_sums(factors, sums);
     if (task.is_gemm1()) {
       const ActivatedStore store = store_of(shared, task, tasks.slot());
-      ActivationEpilogue<Shape, tokens>(shared.engine, store, weights.plan, task.task, me).run(sums);
+      ActivationEpilogue<Engine, tokens>(engine, store, weights.plan, task.task, me).run(sums);
     } else if (!shared.has_stopped()) {
-      store_results<Shape, tokens>(SlotRows<Shape>(shared, tasks.slot()), 0, weights.plan, task.task, me, sums);
+      store_results<Engine, tokens>(SlotRows<Shape>(shared, tasks.slot()), 0, weights.plan, task.task, me, sums);
     }
   }
 };
+
+/// A task of the shared expert whose weights are of another kind. It takes its places in the rings like any other one.
+template <class Shape>
+__device__ __forceinline__ void compute_shared(MegaShared<Shape>& shared, const MegaKernelCall& call, const MathThread& me,
+                                               MathPosition<Shape>& at, const TaskReader<Shape>& tasks, const KernelTask& task) {
+  using Engine = SharedTaskShape<Shape>;
+  RowFactors<Engine> factors(engine_of<Engine>(shared), me);
+  MathPosition<Engine> here{at.weights, at.rows};
+  with_tile<Engine>(task.task.rows, MegaMath<Engine, Shape>{shared, call, me, factors, here, tasks}, task);
+  at = {here.weights, here.rows};
+}
 
 /// All tasks of the CTA. By a math warpgroup.
 template <class Shape>
@@ -92,35 +113,54 @@ __device__ __forceinline__ void compute_tasks(MegaShared<Shape>& shared, const M
   RowFactors<Shape> factors(shared.engine, me);
   MathPosition<Shape> at;
   TaskReader<Shape> tasks(shared);
-  const MegaMath<Shape> math{shared, call, me, factors, at, tasks};
+  const MegaMath<Shape, Shape> math{shared, call, me, factors, at, tasks};
   KernelTask task;
   while (tasks.next(task)) {
-    with_tile<Shape>(task.task.rows, math, task);
+    if constexpr (has_two_kinds<Shape>) {
+      if (task.is_shared()) {
+        compute_shared(shared, call, me, at, tasks, task);
+      } else {
+        with_tile<Shape>(task.task.rows, math, task);
+      }
+    } else {
+      with_tile<Shape>(task.task.rows, math, task);
+    }
     note_done(shared, call.team, task);
     tasks.leave();
   }
 }
 
-template <class Shape, int pieces>
+template <class Engine, int pieces, class Shape>
 __device__ __forceinline__ void compute_large(MegaShared<Shape>& shared, const MegaKernelCall& call, const KernelTask& task,
-                                              int slot, LargeRings<Shape>& at, int& turn) {
+                                              int slot, LargeRings<Engine>& at, int& turn) {
+  Shared<Engine>& engine = engine_of<Engine>(shared);
   const LargePosition me(pieces == 2);
   OrderedMatrix weights = shared.weights[static_cast<int>(task.source)];
-  weights.plan = plan_of(shared, task);
+  weights.plan = plan_of<Engine::kind>(shared, task);
   const WeightPlan& plan = weights.plan;
-  const LargeRowFactors<Shape> factors(shared.engine, me);
+  const LargeRowFactors<Engine> factors(engine, me);
   LargeSums<pieces> sums;
   factors.fetch(weights, task.task);
-  LargeLoop<Shape, pieces> loop(shared.engine, at, plan, me, plan.slabs_of(task.task.tile), call.scaling);
+  LargeLoop<Engine, pieces> loop(engine, at, plan, me, plan.slabs_of(task.task.tile), call.scaling);
   loop.run(plan.steps(), sums);
   factors.multiply(sums);
   if (task.is_gemm1()) {
     const ActivatedStore store = store_of(shared, task, slot);
-    LargeActivation<Shape, pieces> activation(shared.engine, store, plan, task.task, me);
+    LargeActivation<Engine, pieces> activation(engine, store, plan, task.task, me);
     activation.fetch_weights();
     activation.run(sums, turn);
   } else if (!shared.has_stopped()) {
-    LargeStore<Shape, pieces>(shared.engine, SlotRows<Shape>(shared, slot), 0, plan, task.task, me).run(sums);
+    LargeStore<Engine, pieces>(engine, SlotRows<Shape>(shared, slot), 0, plan, task.task, me).run(sums);
+  }
+}
+
+template <class Engine, class Shape>
+__device__ __forceinline__ void compute_large(MegaShared<Shape>& shared, const MegaKernelCall& call, const KernelTask& task,
+                                              int slot, LargeRings<Engine>& at, int& turn) {
+  if (task.task.rows <= Shape::half_tokens) {
+    compute_large<Engine, 1>(shared, call, task, slot, at, turn);
+  } else {
+    compute_large<Engine, 2>(shared, call, task, slot, at, turn);
   }
 }
 
@@ -133,10 +173,16 @@ requires Shape::tokens_first __device__ __forceinline__ void compute_tasks(MegaS
   TaskReader<Shape> tasks(shared);
   KernelTask task;
   while (tasks.next(task)) {
-    if (task.task.rows <= Shape::half_tokens) {
-      compute_large<Shape, 1>(shared, call, task, tasks.slot(), at, turn);
+    if constexpr (has_two_kinds<Shape>) {
+      if (task.is_shared()) {
+        LargeRings<SharedTaskShape<Shape>> here{at.operands, at.rows};
+        compute_large(shared, call, task, tasks.slot(), here, turn);
+        at = {here.operands, here.rows};
+      } else {
+        compute_large(shared, call, task, tasks.slot(), at, turn);
+      }
     } else {
-      compute_large<Shape, 2>(shared, call, task, tasks.slot(), at, turn);
+      compute_large(shared, call, task, tasks.slot(), at, turn);
     }
     note_done(shared, call.team, task);
     tasks.leave();

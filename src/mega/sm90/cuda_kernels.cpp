@@ -8,7 +8,14 @@ extern template MegaKernel mega_kernel_of<WeightKind::bf16>(RowBlocks);
 extern template MegaKernel mega_kernel_of<WeightKind::fp8_block>(RowBlocks);
 extern template MegaKernel mega_kernel_of<WeightKind::mxfp4>(RowBlocks);
 
-MegaKernel find_mega_kernel(WeightKind kind, RowBlocks blocks) {
+template <WeightKind kind, WeightKind shared>
+MegaKernel mega_pair_kernel_of(RowBlocks blocks);
+extern template MegaKernel mega_pair_kernel_of<WeightKind::mxfp4, WeightKind::fp8_block>(RowBlocks);
+
+MegaKernel find_mega_kernel(WeightKind kind, WeightKind shared, RowBlocks blocks) {
+  if (kind == WeightKind::mxfp4 && shared == WeightKind::fp8_block)
+    return mega_pair_kernel_of<WeightKind::mxfp4, WeightKind::fp8_block>(blocks);
+  if (kind != shared) return {};
   switch (kind) {
     case WeightKind::bf16:
       return mega_kernel_of<WeightKind::bf16>(blocks);

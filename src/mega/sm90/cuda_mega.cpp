@@ -24,7 +24,7 @@ std::size_t size(int value) { return static_cast<std::size_t>(value); }
 
 /// What the kernel does not compute, and what to take instead.
 void check_arithmetic(const ExchangeOptions& options, WeightKind kind) {
-  if (sm90::find_mega_kernel(kind, RowBlocks::small).function == nullptr) {
+  if (sm90::find_mega_kernel(kind, kind, RowBlocks::small).function == nullptr) {
     refuse(fmt::format("{} weights have no fused kernel, mxfp4, fp8 block and bf16 have; take way = low_latency",
                        kind == WeightKind::nvfp4 ? "nvfp4" : "mxfp8"));
   }
@@ -48,34 +48,39 @@ void check_device(const DeviceExchangeOptions& device) {
 
 }  // namespace
 
-bool runs_inside(const LayerWeights& weights, const DeviceLayerOptions& device) {
-  return device.shared_inside && weights.shared && weights.shared->gate.empty() &&
-         weights.shared->weights.gate.kind == weights.kind;
+SharedPlace shared_place(const LayerWeights& weights, const LayerOptions& layer, const DeviceLayerOptions& device) {
+  if (!weights.shared) return SharedPlace::none;
+  if (layer.shared == SharedMode::extra) return SharedPlace::extra_expert;
+  if (!device.shared_inside || !weights.shared->gate.empty()) return SharedPlace::module;
+  const WeightKind kind = weights.shared->weights.gate.kind;
+  return sm90::find_mega_kernel(weights.kind, kind, RowBlocks::small).function != nullptr ? SharedPlace::inside
+                                                                                          : SharedPlace::module;
 }
 
 DeviceMega::DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
                        const DeviceLayerOptions& device_options, std::span<const LayerWeights> weights, const LayerOptions& layer)
     : DeviceExchangeBase(workspace, gpu, options, memory, device_options.exchange),
-      inside_(runs_inside(weights.front(), device_options)) {
+      place_(shared_place(weights.front(), layer, device_options)) {
   const WeightKind kind = weights.front().kind;
   check_arithmetic(options, kind);
   check_device(device_options.exchange);
-  const int counts = options.placement.max_local_experts() * (ranks() + 3);
+  const ExchangeShape shape = make_mega_layout(options, options.workers, areas()).shape;
+  const int counts = shape.max_local_experts * (ranks() + 3);
   if (counts > sm90::most_mega_counts) {
     refuse(fmt::format("{} local experts on {} ranks need {} counts in the memory of a CTA, which has {}; take way = low_latency",
-                       options.placement.max_local_experts(), ranks(), counts, sm90::most_mega_counts));
+                       shape.max_local_experts, ranks(), counts, sm90::most_mega_counts));
   }
-  const std::size_t pairs_here = worst_rows(shape_of(options));
+  const std::size_t pairs_here = worst_rows(shape);
   if (pairs_here > static_cast<std::size_t>(most_device_pairs)) {
     refuse(fmt::format("up to {} rows can come to a rank, at most {} are possible; take a smaller cap than {}", pairs_here,
                        most_device_pairs, options.cap));
   }
   const cuda::DeviceScope scope(device());
+  if (place_ == SharedPlace::extra_expert) {
+    extended_ = DevicePlacement(device(), mega_placement(options), ranks());
+    call_.placement = extended_.view;
+  }
   load_weights(weights);
-  const int pairs = options.cap * options.topk;
-  ScratchPlan plan;
-  sent_ = plan_numbering(plan, size(pairs), size(options.placement.experts()), pairs, kind_chunk);
-  allocate_scratch(plan);
   prepare(sm90::mega_announce_kernel());
   prepare(sm90::mega_sum_kernel());
   int sms = 0;
@@ -86,23 +91,28 @@ DeviceMega::DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const Exchan
   const DeviceClamp clamp = DeviceClamp::of(clamp_of(weights.front().shape, layer));
   constexpr int least_of_large = 64;  // rows of a block
   const bool can_be_large = options.mega.block_rows >= least_of_large;
-  if (device_options.row_blocks != DeviceRowBlocks::large || !can_be_large) small_ = make_variant(RowBlocks::small, kind, clamp);
-  if (device_options.row_blocks != DeviceRowBlocks::small && can_be_large) large_ = make_variant(RowBlocks::large, kind, clamp);
+  const WeightKind shared = place_ == SharedPlace::inside ? weights.front().shared->weights.gate.kind : kind;
+  if (device_options.row_blocks != DeviceRowBlocks::large || !can_be_large)
+    small_ = make_variant(RowBlocks::small, kind, shared, clamp);
+  if (device_options.row_blocks != DeviceRowBlocks::small && can_be_large)
+    large_ = make_variant(RowBlocks::large, kind, shared, clamp);
 }
 
 void DeviceMega::load_weights(std::span<const LayerWeights> weights) {
   for (const LayerWeights& one : weights) {
-    routed_.emplace_back(one.experts, one.shape.hidden, one.shape.intermediate, sm90::DeviceWeightsOptions{device(), {}, false});
+    std::vector<ExpertWeights> experts = one.experts;
+    if (place_ == SharedPlace::extra_expert) experts.push_back(one.shared->weights);
+    routed_.emplace_back(experts, one.shape.hidden, one.shape.intermediate, sm90::DeviceWeightsOptions{device(), {}, false});
   }
-  if (!inside_) return;
+  if (place_ != SharedPlace::inside) return;
   const SharedExpert& shared = *weights.front().shared;
   shared_.emplace(std::span(&shared.weights, 1), weights.front().shape.hidden, shared.intermediate,
                   sm90::DeviceWeightsOptions{device(), {}, false});
 }
 
-DeviceMega::Variant DeviceMega::make_variant(RowBlocks blocks, WeightKind kind, const DeviceClamp& clamp) const {
+DeviceMega::Variant DeviceMega::make_variant(RowBlocks blocks, WeightKind kind, WeightKind shared, const DeviceClamp& clamp) const {
   Variant variant;
-  variant.kernel = sm90::find_mega_kernel(kind, blocks);
+  variant.kernel = sm90::find_mega_kernel(kind, shared, blocks);
   check(cudaFuncSetAttribute(variant.kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(variant.kernel.shared_bytes)),
         "shared memory of the fused kernel");
@@ -114,7 +124,7 @@ DeviceMega::Variant DeviceMega::make_variant(RowBlocks blocks, WeightKind kind, 
   sm90::MegaKernelCall& call = variant.call;
   MegaLayout& layout = call.layout;
   layout = make_mega_layout(options_, options_.workers, areas());
-  layout.has_shared = inside_;
+  layout.has_shared = place_ == SharedPlace::inside;
   layout.activated.scale_unit = layout.shared.scale_unit = 1;
   const int most = std::min(layout.block_rows, variant.kernel.most_tokens);
   const int box = variant.kernel.box_rows;
@@ -157,7 +167,7 @@ MegaRank DeviceMega::part_of(int local, const Variant& variant) const {
   const sm90::DeviceWeights& routed = routed_[size(local)];
   set(MegaSource::gemm1, wire_rows(layout.arrived(0), layout.ring_rows()), routed.gate_up());
   set(MegaSource::gemm2, activations(layout.intermediate()), routed.down());
-  if (inside_) {
+  if (place_ == SharedPlace::inside) {
     set(MegaSource::shared_gemm1, wire_rows(layout.row(0), size(layout.shape.cap)), shared_->gate_up());
     set(MegaSource::shared_gemm2, activations(layout.shared_intermediate()), shared_->down());
   }
@@ -189,7 +199,6 @@ void DeviceMega::run(std::span<const DeviceOutput> outputs, DeviceStream stream)
   take_outputs(outputs, stream);
   const Variant& variant = variant_for(call_.max_tokens);
   announce_.layout = variant.call.layout;
-  announce_.scratch.sent = at(sent_);
   launch(sm90::mega_announce_kernel(), &announce_, {true, false, true}, stream);
   sm90::MegaKernelCall call = variant.call;
   static_cast<DeviceCall&>(call) = call_;

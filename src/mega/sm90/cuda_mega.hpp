@@ -14,9 +14,10 @@
 
 namespace heddle {
 
-/// Whether the fused kernel runs a layer's shared expert as tasks of its own: one without a gate, of the routed experts' kind.
-/// Another one has its results when the kernel begins (DeviceOutput::shared).
-bool runs_inside(const LayerWeights& weights, const DeviceLayerOptions& device);
+/// Where a layer's shared expert runs: as tasks of the fused kernel, which takes one without a gate, of the routed experts' kind or
+/// fp8 block beside mxfp4; as one more routed expert; or before the kernel, which finds its results (DeviceOutput::shared).
+enum class SharedPlace : std::uint8_t { none, inside, extra_expert, module };
+SharedPlace shared_place(const LayerWeights& weights, const LayerOptions& layer, const DeviceLayerOptions& device);
 
 /// dispatch() takes the call's inputs, combine() launches the whole layer; nothing arrives anywhere in between.
 class DeviceMega final : public DeviceExchangeBase {
@@ -54,16 +55,16 @@ class DeviceMega final : public DeviceExchangeBase {
     DeviceArray<sm90::MegaRank> parts;
   };
   void load_weights(std::span<const LayerWeights> weights);
-  Variant make_variant(sm90::RowBlocks blocks, WeightKind kind, const DeviceClamp& clamp) const;
+  Variant make_variant(sm90::RowBlocks blocks, WeightKind kind, WeightKind shared, const DeviceClamp& clamp) const;
   sm90::MegaRank part_of(int local, const Variant& variant) const;
   const Variant& variant_for(int max_tokens) const;
 
   int ctas_ = 1;  ///< a rank
   sm90::MegaAnnounceCall announce_;
-  bool inside_ = false;
+  SharedPlace place_;                        ///< of the shared expert
+  DevicePlacement extended_;                 ///< with extra experts; empty without
   std::vector<sm90::DeviceWeights> routed_;  ///< a local rank
   std::optional<sm90::DeviceWeights> shared_;
-  NumberingPlan sent_;
   std::optional<Variant> small_, large_;
 };
 

@@ -5,11 +5,11 @@
 #include <cutlass/arch/reg_reconfig.h>
 
 #include "exchange/cuda_call.cuh"
-#include "experts/sm90/large_widen.cuh"
 #include "experts/sm90/product_kernel.cuh"
 #include "mega/sm90/compute.cuh"
 #include "mega/sm90/dispatch.cuh"
 #include "mega/sm90/loaders.cuh"
+#include "mega/sm90/widen.cuh"
 
 namespace heddle::sm90 {
 
@@ -65,9 +65,9 @@ __device__ void prepare_roles(MegaShared<Shape>& shared, const MegaKernelCall& c
   shared.stopped = 0;
   lay_down_regions(shared, call, heap);
   for (int source = 0; source < mega_sources; ++source) shared.weights[source] = call.parts[blockIdx.y].weights[source];
-  create_rings(shared.engine, call.scaling == TokenScales::none ? 1 : 2);
+  create_rings(shared.engine, call.scaling == TokenScales::none ? arrivals_a_warp : 2 * arrivals_a_warp);
   shared.task_ring.create(1, Shape::math_warps + Shape::widening_threads / warp_threads + 2);
-  cutlass::arch::ClusterBarrier::init(&shared.counted, 1);
+  cutlass::arch::ClusterBarrier::init(&shared.counted, arrivals_a_warp);
   cutlass::arch::fence_barrier_init();
   shared.call = call_of_rank(shared, call, heap.rank);
 }
@@ -129,13 +129,7 @@ __global__ void __launch_bounds__(Shape::threads, 1) mega_kernel(const __grid_co
     run_loading_warp(shared, call, (thread - loading) / warp_threads);
   } else if constexpr (Shape::widening_threads > 0) {
     cutlass::arch::warpgroup_reg_dealloc<Shape::widening_registers>();
-    Widener<Shape> widener(shared.engine, thread - Shape::math_threads);
-    TaskReader<Shape> tasks(shared);
-    KernelTask task;
-    while (tasks.next(task)) {
-      widener.widen(plan_of(shared, task), task.task);
-      tasks.leave();
-    }
+    widen_tasks(shared, thread - Shape::math_threads);
   }
 }
 

@@ -13,6 +13,12 @@ MegaKernel describe_mega_kernel() {
           mega_shared_bytes<Shape>()};
 }
 
+template <WeightKind kind, WeightKind shared>
+MegaKernel mega_pair_kernel_of(RowBlocks blocks) {
+  return blocks == RowBlocks::small ? describe_mega_kernel<MegaPairShape<kind, shared, RowBlocks::small>>()
+                                    : describe_mega_kernel<MegaPairShape<kind, shared, RowBlocks::large>>();
+}
+
 template <WeightKind kind>
 MegaKernel mega_kernel_of(RowBlocks blocks) {
   return blocks == RowBlocks::small ? describe_mega_kernel<MegaShape<kind, RowBlocks::small>>()

@@ -17,7 +17,8 @@ struct MegaKernel {
   std::size_t shared_bytes = 0;
 };
 
-/// Null functions for kinds without one.
-MegaKernel find_mega_kernel(WeightKind kind, RowBlocks blocks);
+/// For routed experts of a kind and a shared one of `shared`; without one that is the same kind. Null functions for kinds without
+/// a kernel.
+MegaKernel find_mega_kernel(WeightKind kind, WeightKind shared, RowBlocks blocks);
 
 }  // namespace heddle::sm90

@@ -82,6 +82,7 @@ __device__ void load_rows(MegaShared<Shape>& shared, MegaWorker w, const MegaRan
       rows.await(stage + 1);
       if (w.lane() == 0) boxes.copy(tensor, task.task.flat, task.task.rows, stage);
       __syncwarp();
+      if (w.lane() != 0) boxes.join();
     }
     tasks.leave();
   }

@@ -44,7 +44,7 @@ class PullWorker : public MegaWorker {
 
   __device__ void open_gate() {
     __syncwarp();
-    if (lane() == 0 && !opened_) cutlass::arch::ClusterBarrier::arrive(&gate_);
+    if ((lane() == 0 || arrivals_a_warp > 1) && !opened_) cutlass::arch::ClusterBarrier::arrive(&gate_);
     opened_ = true;
   }
 

@@ -3,6 +3,7 @@
 // fetches token scales, fetches token rows, and dispatches.
 #pragma once
 
+#include "experts/sm90/chunk.cuh"
 #include "experts/sm90/large_tile.hpp"
 #include "experts/sm90/launch.hpp"
 #include "mega/sm90/call.hpp"
@@ -23,6 +24,7 @@ constexpr int mega_bytes(int most_tokens) {
 namespace detail {
 template <class Engine, bool tokens_first = Engine::tokens_first>
 struct MegaShapeOf : Engine {
+  static constexpr WeightKind shared_kind = Engine::kind;  ///< of the shared expert
   /// Half of the products' own: here memory is worth more as weights on their way (docs/performance.md).
   static constexpr int row_stages = (Engine::most_tokens <= 32 ? 8 : 4) / Engine::parts;
   static constexpr int weight_stages = Engine::weight_stages_beside(
@@ -30,6 +32,7 @@ struct MegaShapeOf : Engine {
 };
 template <class Engine>
 struct MegaShapeOf<Engine, true> : Engine {
+  static constexpr WeightKind shared_kind = Engine::kind;
   static constexpr int weight_stages = 3;
 };
 }  // namespace detail
@@ -38,5 +41,19 @@ template <WeightKind kind, RowBlocks blocks>
 struct MegaShape : detail::MegaShapeOf<SmallBlocks<kind, true>> {};
 template <WeightKind kind>
 struct MegaShape<kind, RowBlocks::large> : detail::MegaShapeOf<LargeBlocks<kind, true>> {};
+
+/// Beside a shared expert of another weight kind. The rings stay those of the routed experts, so nothing of theirs changes; a chunk
+/// of the shared expert, which is larger than a stage, takes two.
+template <WeightKind kind, WeightKind shared, RowBlocks blocks>
+struct MegaPairShape : MegaShape<kind, blocks> {
+  static constexpr WeightKind shared_kind = shared;
+};
+
+/// What such a shared expert's tasks work with.
+template <class Shape>
+using SharedTaskShape = InTwoStages<Shape, Shape::shared_kind>;
+
+template <class Shape>
+inline constexpr bool has_two_kinds = Shape::shared_kind != Shape::kind;
 
 }  // namespace heddle::sm90

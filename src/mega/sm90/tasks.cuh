@@ -44,8 +44,7 @@ class TaskReader {
   /// Where the task lies that was read last: until it is left.
   __device__ int slot() const { return slot_; }
   __device__ void leave() {
-    __syncwarp();
-    if (threadIdx.x % warp_threads == 0) shared_.task_ring.leave(at_);
+    shared_.task_ring.leave_together(at_);
     at_.advance();
   }
 
@@ -55,12 +54,17 @@ class TaskReader {
   int slot_ = 0;
 };
 
-/// The plan of a task's weights, likewise.
-template <class Shape>
+/// The plan of a task's weights, of a kind that the caller knows, likewise.
+template <WeightKind kind, class Shape>
 __device__ WeightPlan plan_of(const MegaShared<Shape>& shared, const KernelTask& task) {
   const WeightPlan& found = shared.weights[static_cast<int>(task.source)].plan;
-  return {Shape::kind, task.is_gemm1(), ptx::uniform(found.step_exponents) != 0, ptx::uniform(found.rows),
-          ptx::uniform(found.cols)};
+  return {kind, task.is_gemm1(), ptx::uniform(found.step_exponents) != 0, ptx::uniform(found.rows), ptx::uniform(found.cols)};
+}
+
+/// For those who ask only how many columns and steps there are, which two kinds of one kernel have in common.
+template <class Shape>
+__device__ WeightPlan plan_of(const MegaShared<Shape>& shared, const KernelTask& task) {
+  return plan_of<Shape::kind>(shared, task);
 }
 
 /// Works out a task of the rank's line.
@@ -97,6 +101,20 @@ __device__ void for_shared_tasks(const MegaCall& call, MegaSource source, const 
   }
 }
 
+/// Streams a task's weights. By one thread.
+template <class Shape>
+__device__ void stream_weights(MegaShared<Shape>& shared, WeightStream<Shape>& stream, const KernelTask& task) {
+  OrderedMatrix weights = shared.weights[static_cast<int>(task.source)];
+  if constexpr (has_two_kinds<Shape>) {
+    if (task.is_shared()) {
+      weights.plan.kind = Shape::shared_kind;
+      return stream.load_halves(weights, task.task);
+    }
+  }
+  weights.plan.kind = Shape::kind;
+  stream.load(weights, task.task);
+}
+
 /// The claimer, who streams each task's weights at once: a warp. The weights of a task need nothing but its claim, so they are on
 /// their way while its rows are waited for. A CTA has several tasks in hand and runs them in the order of the line: the first one
 /// of all that are under way is always one that somebody works on, so nobody waits for a task behind his own.
@@ -108,9 +126,7 @@ __device__ void claim_tasks(MegaShared<Shape>& shared, MegaWorker w) {
   const auto take = [&](const KernelTask& task) {
     if (w.lane() == 0) {
       tasks.put(task);
-      OrderedMatrix weights = shared.weights[static_cast<int>(task.source)];
-      weights.plan.kind = Shape::kind;
-      stream.load(weights, task.task);
+      stream_weights(shared, stream, task);
     }
     __syncwarp();
   };

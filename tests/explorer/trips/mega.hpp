@@ -18,6 +18,7 @@ struct MegaProblem {
   int block_rows = 1;
   int ring_blocks = 2;  ///< at least the lag, 1, and one more
   bool shared = false;
+  bool extra = false;       ///< every rank has one more expert, which all its own tokens choose
   bool alternates = false;  ///< every second call is of another layer, whose regions lie elsewhere
 };
 
@@ -105,6 +106,7 @@ class MegaCalls : public Scenario {
  public:
   explicit MegaCalls(const MegaProblem& problem)
       : problem_(problem), batches_(problem.batches), outputs_(static_cast<std::size_t>(problem.batches.ranks)) {
+    extend_placement();
     layouts_[0] = layout_of(problem.block_rows, problem.ring_blocks, problem.shared, 1);
     // Its tables lie where the first one's rings and what is behind them lie.
     layouts_[1] = problem.alternates ? layout_of(problem.block_rows + 1, problem.ring_blocks + 1, false, 8) : layouts_[0];
@@ -117,7 +119,10 @@ class MegaCalls : public Scenario {
 
   std::string name() const override {
     return fmt::format("mega ({}, {} more dispatch, blocks of {}, {} in the ring{}{})", batches_.problem().name(),
-                       problem_.dispatchers, problem_.block_rows, problem_.ring_blocks, problem_.shared ? ", shared expert" : "",
+                       problem_.dispatchers, problem_.block_rows, problem_.ring_blocks,
+                       problem_.shared  ? ", shared expert"
+                       : problem_.extra ? ", extra expert"
+                                        : "",
                        problem_.alternates ? ", two layers in turn" : "");
   }
   int ranks() const override { return batches_.problem().ranks; }
@@ -161,6 +166,12 @@ class MegaCalls : public Scenario {
     MegaLayout layout;
     layout.shape = batches_.shape();
     layout.shape.cap *= caps;
+    if (problem_.extra) {
+      layout.extra_expert = true;
+      layout.shape.experts += ranks();
+      ++layout.shape.max_local_experts;
+      ++layout.shape.topk;
+    }
     layout.wire = batches_.wire();
     layout.returned = batches_.returned();
     layout.activated = layout.shared = {problem_.batches.hidden, Activation::fp8, {}};
@@ -168,6 +179,17 @@ class MegaCalls : public Scenario {
     layout.block_rows = block_rows;
     layout.ring_blocks = ring_blocks;
     return layout;
+  }
+  /// The extra experts lie behind all others, and last on their ranks.
+  void extend_placement() {
+    const PlacementView given = batches_.placement();
+    rank_of_.assign(given.rank_of, given.rank_of + given.experts);
+    local_index_.assign(given.local_index, given.local_index + given.experts);
+    experts_on_.assign(given.experts_on, given.experts_on + ranks());
+    for (int rank = 0; problem_.extra && rank < ranks(); ++rank) {
+      rank_of_.push_back(rank);
+      local_index_.push_back(experts_on_[static_cast<std::size_t>(rank)]++);
+    }
   }
   const MegaLayout& layout_in(int number) const { return layouts_[static_cast<std::size_t>(number % 2)]; }
 
@@ -188,8 +210,8 @@ class MegaCalls : public Scenario {
     Memory& own = memory_[static_cast<std::size_t>(rank)];
     return {layout_in(number),
             batches_.input(number, rank),
-            batches_.placement(),
-            batches_.local_experts(rank),
+            {rank_of_.data(), local_index_.data(), experts_on_.data(), static_cast<int>(rank_of_.size())},
+            experts_on_[static_cast<std::size_t>(rank)],
             {{own.numbers.data(), own.totals.data(), own.before.data()},
              own.arrived.data(),
              own.rows.data(),
@@ -203,13 +225,17 @@ class MegaCalls : public Scenario {
   std::vector<bf16> expected(int number, int rank) const {
     std::vector<bf16> out = batches_.outputs(number, rank);
     const SendInput input = batches_.input(number, rank);
-    for (std::size_t i = 0; layout_in(number).has_shared && i < out.size(); ++i)
-      out[i] = to_bf16(to_float(out[i]) + to_float(input.hidden[i]) + MegaProducts::shared_addend);
+    const bool extra = layout_in(number).extra_expert;
+    const float addend = extra ? static_cast<float>(batches_.first_expert(rank) + experts_on_[static_cast<std::size_t>(rank)])
+                               : MegaProducts::shared_addend;
+    for (std::size_t i = 0; (layout_in(number).has_shared || extra) && i < out.size(); ++i)
+      out[i] = to_bf16(to_float(out[i]) + to_float(input.hidden[i]) + addend);
     return out;
   }
 
   MegaProblem problem_;
   Batches batches_;
+  std::vector<int> rank_of_, local_index_, experts_on_;  ///< the placement, extra experts included
   MegaLayout layouts_[2];
   std::size_t own_words_ = 0;
   std::vector<Memory> memory_;
