@@ -121,6 +121,7 @@ template <class Shape>
 void multiply_large(Shared<Shape>& shared, const ProductCall (&calls)[2], const std::vector<MixedTask>& tasks) {
   using Second = SecondOf<Shape>;
   LargeRings<Shape> at;
+  LargeTurns<Shape>::begin(static_cast<int>(threadIdx.x) / warpgroup_threads);
   int turn = 0;
   for (const MixedTask& one : tasks) {
     if (one.second) {

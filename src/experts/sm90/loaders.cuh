@@ -68,9 +68,8 @@ struct Settled {
   __device__ static std::uint32_t load(const std::uint32_t* word) { return __ldg(word); }
 };
 
-/// Fetches token scales, widened to f32 or its upper half. By one warp. Scales of 128 values, the usual ones, come in batches where
-/// row blocks are small: of four stages where a word holds four of them, else of two; the next batch is on its way while this one
-/// is given.
+/// Fetches token scales, widened to f32 or its upper half. By one warp. Scales of 128 values, the usual ones, come in batches: of
+/// four stages where a word holds four of them, else of two; the next batch is on its way while this one is given.
 template <class Shape>
 class ScaleLoader {
  public:
@@ -89,8 +88,6 @@ class ScaleLoader {
     }
     if (tokens.scaling == TokenScales::by_32) {
       for (int stage = 0; stage < stages; ++stage) fill(tokens.format, stage, 4, access);
-    } else if constexpr (Shape::tokens_first) {  // a stage takes longer than a load
-      for (int stage = 0; stage < stages; ++stage) fill(tokens.format, stage, 1, access);
     } else if (tokens.format == ScaleFormat::ue8m0) {
       load_batches<ScaleFormat::ue8m0>(stages, access);
     } else {
