@@ -171,7 +171,8 @@ struct ExchangeCounters {
   std::vector<Count> sent;     ///< [ranks] rows to each rank, itself included; low_latency: a row a pair, else one a token
   std::vector<Count> arrived;  ///< [ranks] rows from each rank, likewise
   /// [local experts] rows of each, in the order of Placement::experts_of; a row counts for each of its experts. Where rows arrive
-  /// as routed, counted by the combine behind their dispatch: `last` is then of the last combine.
+  /// as routed, counted by the combine behind their dispatch: `last` is then of all dispatches before the last combine and behind
+  /// the one before it.
   std::vector<Count> experts;
   /// Nanoseconds in which the rank's first CTA waited for other ranks' words. At normal's queues, through which its rows come in
   /// both directions: in which a warp of the rank had nothing to move, of the warp that waited longest.

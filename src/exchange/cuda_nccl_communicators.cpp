@@ -16,6 +16,31 @@ namespace {
 
 constexpr std::size_t largest_first_call = std::size_t{1} << 22;  ///< bytes
 
+/// A stream a device.
+class Streams {
+ public:
+  explicit Streams(const std::vector<int>& devices) : devices_(devices) {
+    for (const int device : devices) {
+      const cuda::DeviceScope scope(device);
+      of_device.emplace_back();
+      cuda::check(cudaStreamCreateWithFlags(&of_device.back(), cudaStreamNonBlocking), "stream");
+    }
+  }
+  ~Streams() {
+    for (std::size_t i = 0; i < of_device.size(); ++i) {
+      const cuda::DeviceScope scope(devices_[i]);
+      if (of_device[i] != nullptr) cudaStreamDestroy(of_device[i]);
+    }
+  }
+  Streams(const Streams&) = delete;
+  Streams& operator=(const Streams&) = delete;
+
+  std::vector<cudaStream_t> of_device;
+
+ private:
+  std::vector<int> devices_;
+};
+
 }  // namespace
 
 Communicators::Communicators(const cuda::DeviceMap& ranks, int version_of_nccl, std::chrono::nanoseconds longest)
@@ -63,7 +88,7 @@ bool Communicators::finalize() noexcept {
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 14, 0)
   try {
     for (ncclComm_t communicator : *communicators_) check(library().finalize(communicator), "end of communicators");
-    wait_for(*communicators_, longest_, "end of communicators");
+    wait(0, map.gpus, "end of communicators");
     return true;
   } catch (const std::exception&) {
   }
@@ -80,12 +105,28 @@ void Communicators::group(const char* what, const std::function<void()>& calls) 
     throw;
   }
   check(library().group_end(), what);
-  if (!blocks()) wait_for(*communicators_, longest_, what);
+  if (!blocks()) wait(0, map.gpus, what);
+}
+
+void Communicators::wait(std::size_t first, std::size_t gpus, const char* what) {
+  try {
+    for (std::size_t gpu = first; gpu < first + gpus; ++gpu) {
+      wait_until(
+          [&] {
+            const std::lock_guard lock(ending_);  // somebody else may abort meanwhile
+            return is_done(of(gpu), what);
+          },
+          longest_, what);
+    }
+  } catch (...) {
+    abort();  // a call that is under way for ever would hold up whoever frees its memory
+    throw;
+  }
 }
 
 /// Within a group this waits for nothing: the call is made at its end.
-void Communicators::made(std::size_t gpu, const char* what) const {
-  if (!blocks()) wait_for({&(*communicators_)[gpu], 1}, longest_, what);
+void Communicators::made(std::size_t gpu, const char* what) {
+  if (!blocks()) wait(gpu, 1, what);
 }
 
 void Communicators::all_gather(std::size_t gpu, const void* from, void* to, std::size_t bytes, cudaStream_t stream) {
@@ -105,6 +146,7 @@ void Communicators::throw_if_failed() const {
   }
 }
 void Communicators::abort() {
+  const std::lock_guard lock(ending_);
   for (ncclComm_t communicator : *communicators_) {
     if (communicator != nullptr) library().abort(communicator);
   }
@@ -196,22 +238,13 @@ std::shared_ptr<std::vector<void*>> Communicators::allocate(std::size_t bytes, b
 void Communicators::make_first_calls() {
   const auto all = allocate(largest_first_call * static_cast<std::size_t>(map.ranks()), false);
   const auto own = allocate(largest_first_call, false);
-  std::vector<cudaStream_t> streams;
-  for (const int device : devices()) {
-    const cuda::DeviceScope scope(device);
-    streams.emplace_back();
-    cuda::check(cudaStreamCreateWithFlags(&streams.back(), cudaStreamNonBlocking), "stream");
-  }
+  const Streams streams(devices());
   try {
-    call_everybody(*own, *all, streams);
-    await(streams);
+    call_everybody(*own, *all, streams.of_device);
+    await(streams.of_device);
   } catch (...) {
     if (!blocks()) abort();  // or freeing memory would wait for kernels that wait for other processes
     throw;
-  }
-  for (std::size_t gpu = 0; gpu < map.gpus; ++gpu) {
-    const cuda::DeviceScope scope(map.own(gpu).device);
-    cudaStreamDestroy(streams[gpu]);
   }
   in_use_ = true;
 }

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -47,7 +48,10 @@ class Communicators final : public NcclCommunicators::Impl {
   void group(const char* what, const std::function<void()>& calls);
   std::vector<int> devices() const;
   ncclComm_t of(std::size_t gpu) const;
-  void made(std::size_t gpu, const char* what) const;
+  void made(std::size_t gpu, const char* what);
+  /// Until what was begun for `gpus` GPUs from `first` on is done. Aborts all communicators and throws Error if that fails or takes
+  /// longer than a call may.
+  void wait(std::size_t first, std::size_t gpus, const char* what);
   void call_everybody(const std::vector<void*>& own, const std::vector<void*>& all, const std::vector<cudaStream_t>& streams);
   /// Until kernels have ended. Throws Error if that takes longer than a call may.
   void await(const std::vector<cudaStream_t>& streams) const;
@@ -56,6 +60,7 @@ class Communicators final : public NcclCommunicators::Impl {
 
   std::chrono::nanoseconds longest_;
   bool in_use_ = false;  ///< everything is made
+  std::mutex ending_;    ///< held by a look at a communicator and by abort
   /// Empty after an abort. Windows hold it, too.
   std::shared_ptr<std::vector<ncclComm_t>> communicators_ = std::make_shared<std::vector<ncclComm_t>>();
 };

@@ -64,26 +64,26 @@ void check(ncclResult_t status, const char* what) {
   throw Error(ErrorKind::fault, fmt::format("NCCL, {}: {}", what, library().error_string(status)));
 }
 
-void wait_for(std::span<const ncclComm_t> communicators, std::chrono::nanoseconds longest, const char* what) {
+bool is_done(ncclComm_t communicator, const char* what) {
+  ncclResult_t state = ncclSuccess;
+  check(library().async_error(communicator, &state), what);
+  check(state, what);
+  return state != ncclInProgress;
+}
+
+void wait_until(const std::function<bool()>& done, std::chrono::nanoseconds longest, const char* what) {
   // A call is made within some microseconds, communicators within seconds.
   constexpr int busy_looks = 2000;
   const auto since = std::chrono::steady_clock::now();
-  int looks = 0;
-  for (const ncclComm_t communicator : communicators) {
-    for (;; ++looks) {
-      ncclResult_t state = ncclSuccess;
-      check(library().async_error(communicator, &state), what);
-      check(state, what);
-      if (state != ncclInProgress) break;
-      if (std::chrono::steady_clock::now() - since > longest) {
-        throw Error(ErrorKind::fault, fmt::format("NCCL, {}: not done after {:.1f} s; is a rank missing?", what,
-                                                  std::chrono::duration<double>(longest).count()));
-      }
-      if (looks < busy_looks) {
-        std::this_thread::yield();
-      } else {
-        std::this_thread::sleep_for(std::chrono::microseconds(200));
-      }
+  for (int looks = 0; !done(); ++looks) {
+    if (std::chrono::steady_clock::now() - since > longest) {
+      throw Error(ErrorKind::fault, fmt::format("NCCL, {}: not done after {:.1f} s; is a rank missing?", what,
+                                                std::chrono::duration<double>(longest).count()));
+    }
+    if (looks < busy_looks) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
   }
 }

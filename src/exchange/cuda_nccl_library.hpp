@@ -6,7 +6,7 @@
 #include <nccl.h>
 
 #include <chrono>
-#include <span>
+#include <functional>
 
 namespace heddle::nccl {
 
@@ -44,9 +44,10 @@ const Library& library();
 /// Throws Error for all but success and calls that are still being made.
 void check(ncclResult_t status, const char* what);
 
-/// Until what was begun on communicators that do not block has been done: only then may they be called again, and only then are
-/// kernels of theirs on their streams. Throws Error where one failed, or if it takes longer than `longest`.
-void wait_for(std::span<const ncclComm_t> communicators, std::chrono::nanoseconds longest, const char* what);
+/// Whether NCCL has begun all that was asked of a communicator, as its calls say it. Throws Error for what it noticed.
+bool is_done(ncclComm_t communicator, const char* what);
+/// Looks until `done` says so. Throws Error if that takes longer than `longest`; `what` is told in it.
+void wait_until(const std::function<bool()>& done, std::chrono::nanoseconds longest, const char* what);
 
 }  // namespace heddle::nccl
 

@@ -147,7 +147,7 @@ TEST_F(BenchGpu, CountersBesideNone) {
     const Json& counted = row["counted"];
     EXPECT_GE(counted["calls"].get<int>(), 3 * (row["way"] == "normal" ? 1 : 2))
         << "three samples, of two round trips each in graphs";
-    for (const char* field : {"dispatch_wait_us", "combine_wait_us"}) EXPECT_GE(counted[field].get<double>(), 0.0) << field;
+    for (const char* field : {"dispatch_wait_us", "combine_wait_us"}) EXPECT_TRUE(counted[field].is_number()) << field;
     EXPECT_GE(counted["experts_over_mean"].get<double>(), 1.0) << "twelve experts, fifty pairs and more";
   }
   const Json alone = run("--way one_sided --wire bf16 --tokens 8 --counters on");

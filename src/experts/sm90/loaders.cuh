@@ -87,7 +87,7 @@ class ScaleLoader {
       if (is_row(i)) place_[i] = static_cast<std::uint32_t>(tokens.map.place(task, lane_ + warp_threads * i));
     }
     if (tokens.scaling == TokenScales::by_32) {
-      for (int stage = 0; stage < stages; ++stage) fill(tokens.format, stage, 4, access);
+      for (int stage = 0; stage < stages; ++stage) fill(tokens.format, stage, access);
     } else if (tokens.format == ScaleFormat::ue8m0) {
       load_batches<ScaleFormat::ue8m0>(stages, access);
     } else {
@@ -163,9 +163,10 @@ class ScaleLoader {
     filled();
   }
 
-  /// One stage's scales straight from memory: `count` groups a token.
+  /// A stage's scales of 32 values, straight from memory.
   template <class Access>
-  __device__ void fill(ScaleFormat format, int stage, int count, Access& access) {
+  __device__ void fill(ScaleFormat format, int stage, Access& access) {
+    constexpr int count = stage_columns / 32;
     access.await(stage + 1);
     shared_.row_ring.wait_empty(at_);
 #pragma unroll

@@ -5,6 +5,7 @@
 
 #include <cutlass/arch/barrier.h>
 
+#include "experts/sm90/tile.hpp"
 #include "signal/ptx.cuh"
 
 namespace heddle::sm90 {
@@ -76,7 +77,7 @@ struct RingBarriers {
   }
 
  private:
-  __device__ static bool speaks() { return arrivals_a_warp > 1 || threadIdx.x % 32 == 0; }
+  __device__ static bool speaks() { return arrivals_a_warp > 1 || threadIdx.x % warp_threads == 0; }
 };
 
 }  // namespace heddle::sm90

@@ -8,8 +8,7 @@ namespace {
 static_assert(share_values(most_mega_counts) * sizeof(std::int32_t) <= squad_bytes, "shares of as many experts as there can be");
 
 /// A kernel of its own, before the fused one: its warps part and meet in ways after which the compiler would keep nothing uniform
-/// in the products' loops. Any wire: rows are quantised here. No CTA waits for
-/// another one, so they need not be there together.
+/// in the products' loops. Any wire: rows are quantised here. No CTA waits for another one, so they need not be there together.
 __global__ void __launch_bounds__(threads_a_cta, 1) announce(const __grid_constant__ MegaAnnounceCall call) {
   ptx::wait_for_earlier_kernels();
   ptx::let_next_kernel_launch();

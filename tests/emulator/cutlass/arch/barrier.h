@@ -10,9 +10,9 @@ namespace heddle::emulator {
 
 /// An mbarrier in the 8 bytes of the real one. A phase is over when all have arrived and all bytes have come.
 struct Barrier {
-  std::uint8_t expected;
-  std::uint8_t pending;
-  std::uint16_t phase;
+  std::uint32_t expected : 12;
+  std::uint32_t pending : 12;
+  std::uint32_t phase : 8;
   std::int32_t bytes;
 
   static Barrier& at(std::uint64_t* word) { return *reinterpret_cast<Barrier*>(word); }
@@ -35,7 +35,7 @@ struct ClusterBarrier {
   static Barrier& of(const std::uint64_t* word) { return Barrier::at(const_cast<std::uint64_t*>(word)); }
 
   static void init(const std::uint64_t* word, std::uint32_t count) {
-    of(word) = {static_cast<std::uint8_t>(count), static_cast<std::uint8_t>(count), 0, 0};
+    of(word) = {count & 0xFFFu, count & 0xFFFu, 0, 0};
   }
   /// Until the phase of this parity is over.
   static void wait(const std::uint64_t* word, std::uint32_t parity) {
