@@ -77,6 +77,18 @@ __device__ inline void order_exponents(std::byte* to, const std::byte* chunk, co
   }
 }
 
+/// Makes operands of a stage's stored codes. By a warpgroup, `thread` of it. `usual`: a whole tile without step exponents.
+template <class Shape>
+__device__ __forceinline__ void make_operands(const WideningThread& me, int thread, const WeightPlan& plan, int tile_has, bool usual,
+                                              const std::byte* chunk, std::byte* operands) {
+  if (usual) {
+    widen_stage<tile_slabs>(me, chunk, operands, tile_slabs, plan.shape().scale_bytes);
+    return;
+  }
+  widen_stage<0>(me, chunk, operands, tile_has, plan.scale_bytes());
+  if (plan.step_exponents) order_exponents(operands + Shape::operand_bytes, chunk, plan, tile_has, thread);
+}
+
 /// Widens the stages of tasks. By a warpgroup, `thread` of it.
 template <class Shape>
 class Widener {
@@ -87,20 +99,12 @@ class Widener {
   __device__ void widen(const WeightPlan& plan, const Task& task) {
     const int tile_has = plan.slabs_of(task.tile);
     const bool usual = tile_has == tile_slabs && !plan.step_exponents;
-    const int scale_bytes = plan.scale_bytes();
     const int stages = plan.steps();
 #pragma unroll 1
     for (int stage = 0; stage < stages; ++stage) {
       shared_.weight_ring.wait_full(from_);
       shared_.widened.ring.wait_empty(to_);
-      const std::byte* chunk = shared_.weights[from_.stage];
-      std::byte* operands = shared_.widened.operands[to_.stage];
-      if (usual) {
-        widen_stage<tile_slabs>(me_, chunk, operands, tile_slabs, plan.shape().scale_bytes);
-      } else {
-        widen_stage<0>(me_, chunk, operands, tile_has, scale_bytes);
-        if (plan.step_exponents) order_exponents(operands + Shape::operand_bytes, chunk, plan, tile_has, thread_);
-      }
+      make_operands<Shape>(me_, thread_, plan, tile_has, usual, shared_.weights[from_.stage], shared_.widened.operands[to_.stage]);
       cutlass::arch::fence_view_async_shared();  // the tensor cores read by another proxy
       shared_.weight_ring.leave_together(from_);
       shared_.widened.ring.filled_together(to_);

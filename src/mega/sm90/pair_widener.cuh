@@ -21,14 +21,7 @@ class PairWidener {
     for (int step = 0; step < plan.steps(); ++step) {
       shared_.widened.ring.wait_empty(to_);
       shared_.weight_ring.wait_full(from_);
-      const std::byte* chunk = shared_.weights[from_.stage];
-      std::byte* operands = shared_.widened.operands[to_.stage];
-      if (usual) {
-        widen_stage<tile_slabs>(me_, chunk, operands, tile_slabs, plan.shape().scale_bytes);
-      } else {
-        widen_stage<0>(me_, chunk, operands, tile_has, plan.scale_bytes());
-        if (plan.step_exponents) order_exponents(operands + Shape::operand_bytes, chunk, plan, tile_has, thread_);
-      }
+      make_operands<Shape>(me_, thread_, plan, tile_has, usual, shared_.weights[from_.stage], shared_.widened.operands[to_.stage]);
       leave_stage();
       publish();
     }
