@@ -20,6 +20,7 @@
 #include "exchange/low_latency/layout.hpp"
 #include "exchange/normal/layout.hpp"
 #include "exchange/one_sided/layout.hpp"
+#include "heddle/error.hpp"
 #include "heddle/exchange.hpp"
 #include "heddle/plan.hpp"
 #include "mega/layout.hpp"
@@ -326,6 +327,41 @@ TEST(DocsWords, SizesOfTheFusedLayerAreTheLayouts) {
   expect_row("| 8, 8,192, shared expert inside | 4.7 GB |", 8, 8192, 1);
   expect_row("| 8, 4,096 | 0.35 GB (a ring) |", 8, 4096, 0);
   expect_row("| 64, 8,192 | 22 GB; 0.6 GB with a ring |", 64, 8192, 0);
+}
+
+TEST(DocsWords, TheTokenBudgetsExampleIsThePlans) {
+  const std::string page = text_of("docs/planning.md");
+  PlanRequest request;
+  const ModelPreset& preset = find_preset("deepseek-v4-flash");
+  request.shape = preset.shape;
+  request.weights = preset.weights.at(0);
+  request.shared_experts = preset.shared_experts.value();
+  request.wire = Wire::fp8;
+  request.ranks = 8;
+  request.machine = find_machine("h200");
+  const TokenBudget budget{{1, 2, 4, 8, 16, 32, 64}, 1, 4, 65536, 8};
+  const Plan plan = make_budget_plan(budget, request);
+  const auto section = [&plan](const char* name) {
+    return std::find_if(plan.sections.begin(), plan.sections.end(), [&](const Section& one) { return one.name == name; })
+        ->quantities;
+  };
+  for (const Quantity& bound : section("budget")) {
+    const std::string line = fmt::format("{}  {}", grouped(static_cast<std::size_t>(bound.value)), bound.formula);
+    EXPECT_NE(page.find(line), std::string::npos) << "docs/planning.md has no line with\n" << line;
+  }
+  const std::vector<Quantity> whole = section("own_layouts"), decode = section("decode_layouts");
+  ASSERT_EQ(whole.size(), decode.size());
+  for (std::size_t way = 0; way < whole.size(); ++way) {
+    const std::string row = fmt::format("| `{}` | {} | {} |", whole[way].name, grouped(static_cast<std::size_t>(whole[way].value)),
+                                        grouped(static_cast<std::size_t>(decode[way].value)));
+    EXPECT_TRUE(has_row(page, row)) << "docs/planning.md has no row\n" << row;
+  }
+  try {
+    check_cap(budget, 4096);
+    FAIL() << "a cap below the bound was taken";
+  } catch (const InputError& error) {
+    EXPECT_NE(page.find(fmt::format("heddle: {}\n", error.what())), std::string::npos) << error.what();
+  }
 }
 
 }  // namespace

@@ -9,6 +9,7 @@ namespace {
 class PlanCommand : public CommandTest {
  protected:
   const std::string good_ = "plan --preset deepseek-v4-flash --ranks 8 --tokens 512 --cap 1024";
+  const std::string budget_ = "plan --budget --preset deepseek-v4-flash --ranks 8";
 };
 
 TEST_F(PlanCommand, BadArgumentsEndInOneLine) {
@@ -47,6 +48,44 @@ TEST_F(PlanCommand, WritesTheNumbersAsJson) {
   EXPECT_EQ(4096 * 4128, json.at("traffic").at("gather").at("dispatch").at("value"));
   EXPECT_EQ("bytes", json.at("traffic").at("gather").at("dispatch").at("unit"));
   EXPECT_EQ(files().size(), 1u) << "nothing else is left";
+}
+
+TEST_F(PlanCommand, SaysWhichCapABudgetNeeds) {
+  const std::string settings = budget_ + " --decode-graphs 1,64,8 --speculative-rows 4 --dp-groups 8 --prefill-chunk ";
+  const Ran ran = run(settings + "65536 --json " + file("budget.json"));
+  ASSERT_EQ(0, ran.status) << ran.err;
+  for (const char* text : {"64 requests in the largest graph x 1 token x 4 speculative rows",
+                           "65,536 tokens / 8 data-parallel groups", "cap to take"}) {
+    EXPECT_NE(std::string::npos, ran.out.find(text)) << text;
+  }
+  const auto json = json_of(file("budget.json"));
+  EXPECT_EQ(8192, json.at("budget").at("cap").at("value"));
+  EXPECT_EQ(256, json.at("budget").at("decode").at("value"));
+  EXPECT_EQ(8192, json.at("request").at("cap"));
+  EXPECT_EQ(nlohmann::json({1, 64, 8}), json.at("request").at("budget").at("decode_graphs"));
+  EXPECT_EQ(65536, json.at("request").at("budget").at("prefill_chunk"));
+  for (const char* way : {"gather", "normal", "low_latency", "elastic", "one_sided", "mega"}) {
+    EXPECT_EQ("bytes", json.at("own_layouts").at(way).at("unit")) << way;
+    EXPECT_TRUE(json.at("decode_layouts").contains(way)) << way;
+    EXPECT_TRUE(json.at("article_buffers").at(way).contains("total")) << way;
+  }
+  expect_error(2, settings + "65536 --cap 4096", "at least 8192, or prefill in chunks of at most 32768");
+  expect_done(settings + "65536 --cap 8320");
+  expect_done(settings + "none");
+}
+
+TEST_F(PlanCommand, ABudgetHasToBoundEveryStep) {
+  expect_error(2, budget_ + " --decode-graphs 64 --prefill-chunk -1", "a prefill chunk of -1 is no bound");
+  expect_error(2, budget_ + " --decode-graphs 64 --prefill-chunk=0", "a prefill chunk of 0 is no bound");
+  expect_error(2, budget_ + " --decode-graphs 64", "--prefill-chunk");
+  expect_error(2, budget_ + " --prefill-chunk 4096", "--decode-graphs");
+  expect_error(2, budget_ + " --prefill-chunk none --decode-graphs none", "bounds nothing");
+  expect_error(2, budget_ + " --prefill-chunk 4096 --decode-graphs 8,none", "'none' stands among numbers");
+  expect_error(2, budget_ + " --prefill-chunk 4096 --decode-graphs 8,x", "'x'");
+  expect_error(2, budget_ + " --prefill-chunk many --decode-graphs 8", "'many'");
+  expect_error(2, budget_ + " --prefill-chunk 4096 --decode-graphs 8 --tokens 8", "--tokens");
+  expect_error(2, budget_ + " --prefill-chunk 4096 --decode-graphs 8 --dp-groups 3", "3 data-parallel groups");
+  expect_error(2, good_ + " --prefill-chunk 4096", "--budget");
 }
 
 TEST_F(PlanCommand, LeavesAFileAloneWhenItCannotWrite) {

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "heddle/budget.hpp"
 #include "heddle/exchange.hpp"
 #include "heddle/formats.hpp"
 #include "heddle/routing.hpp"
@@ -294,6 +295,12 @@ struct Plan {
 
 /// Throws InputError if the request makes no layer.
 Plan make_plan(const PlanRequest& request, const std::map<Way, LayoutBytes>& layouts = own_layouts());
+
+/// What a token budget asks of a rank: its bounds, the cap to take, and every way's memory at that cap and, where prompts bring
+/// more, at one for decode steps alone. A given `cap` replaces the suggested one and is held against the budget. The request's
+/// tokens and cap are not read. Throws InputError also where the groups of the budget do not divide the ranks.
+Plan make_budget_plan(const TokenBudget& budget, PlanRequest request, std::optional<int> cap = {},
+                      const std::map<Way, LayoutBytes>& layouts = own_layouts());
 
 /// A number that an article states, and the same from the functions above.
 struct ArticleNumber {

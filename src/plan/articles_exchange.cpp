@@ -62,6 +62,8 @@ void add_room(Numbers& list) {
   add(list, "4.2", "rows of room, cap 128", "49,152", double(padded_tensors(shape, 8, 128).rows), "rows", "48 x 8 x 128");
   add(list, "4.2", "rows that arrive, 64 a rank", "384", pair_counts(shape, 8, 64).per_rank, "rows", "64 x 8 x 6 / 8");
   add(list, "6.3", "rows of one_sided's tensor, 4,096 a rank", "32,768", blocks, "rows", "8 x 4,096");
+  add(list, "9.2", "rows of a decode step, 64 requests with 4 draft tokens", "256",
+      token_bound({.decode_graphs = {64}, .speculative_rows = 4, .prefill_chunk = {}}).decode, "rows", "64 x 4");
   add(list, "5.1", "SMs that elastic's rule asks for", "26", sms, "SMs",
       "1.25 x (0.9 x 18 links x 53.125 GB/s / (7/8)) / 50 GB/s that an SM writes, up to even");
 }

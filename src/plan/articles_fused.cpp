@@ -66,6 +66,8 @@ void add_buffers(Numbers& list) {
   const char* unit = "GB (2^30)";
   const char* multiple = "up to a multiple of 1,920";
   add(list, "5.1", "cap 8,192 rounded up", "9,600", fused_cap(8192), "tokens", multiple);
+  const TokenBudget recipe{.decode_graphs = {}, .prefill_chunk = 65536, .data_parallel_groups = 8};
+  add(list, "5.2", "tokens of a rank, a chunk of 65,536", "8,192", token_bound(recipe).prefill, "tokens", "65,536 / 8 groups");
   add(list, "5.2", "cap 8,320 rounded up", "9,600", fused_cap(8320), "tokens", multiple);
   add(list, "5.1", "cap 4,096 rounded up", "5,760", fused_cap(4096), "tokens", multiple);
   add(list, "5.1", "rows that can arrive", "460,800", double(fused_worst_rows(shape, 8, 8192)), "rows", "8 x 9,600 x 6");

@@ -109,6 +109,8 @@ Section traffic_section(const PlanRequest& request) {
   return section;
 }
 
+}  // namespace
+
 Section buffer_section(const PlanRequest& request) {
   Section section{"article_buffers", fmt::format("Buffers of a rank as the articles account for them (cap {})", request.cap), {}};
   const Adder bytes(section, Unit::bytes);
@@ -147,16 +149,14 @@ Section mega_section(const PlanRequest& request) {
   return section;
 }
 
-Section own_layout_section(const PlanRequest& request, const std::map<Way, LayoutBytes>& layouts) {
-  Section section{"own_layouts", "Workspaces of a rank as this library lays them out", {}};
+Section layouts_section(std::string name, const PlanRequest& request, const std::map<Way, LayoutBytes>& layouts) {
+  Section section{std::move(name), fmt::format("Workspaces of a rank as this library lays them out (cap {})", request.cap), {}};
   for (const auto& [way, bytes_of] : layouts) {
     Adder(section, Unit::bytes)(std::string(traits(way).name), std::string(traits(way).name), double(bytes_of(request)),
                                 "reported by the way's own layout", "this library");
   }
   return section;
 }
-
-}  // namespace
 
 std::vector<Section> all_sections(const PlanRequest& request, const std::map<Way, LayoutBytes>& layouts) {
   std::vector<Section> sections{load_section(request),
@@ -165,7 +165,7 @@ std::vector<Section> all_sections(const PlanRequest& request, const std::map<Way
                                 traffic_section(request),
                                 buffer_section(request),
                                 mega_section(request),
-                                own_layout_section(request, layouts)};
+                                layouts_section("own_layouts", request, layouts)};
   for (Section& section : compute_sections(request)) {
     sections.push_back(std::move(section));
   }

@@ -13,6 +13,15 @@ namespace heddle::plan {
 /// In the order of printing; a section without numbers is empty.
 std::vector<Section> all_sections(const PlanRequest& request, const std::map<Way, LayoutBytes>& layouts);
 
+/// Every region of the buffers that the articles describe, and for each way its `WAY.total`.
+Section buffer_section(const PlanRequest& request);
+
+/// The fused layer's regions, and `live.total` and `full.total`.
+Section mega_section(const PlanRequest& request);
+
+/// What the ways' own layouts report, under `name`.
+Section layouts_section(std::string name, const PlanRequest& request, const std::map<Way, LayoutBytes>& layouts);
+
 /// What a rank does: grids, GEMMs, floors and the time model.
 std::vector<Section> compute_sections(const PlanRequest& request);
 

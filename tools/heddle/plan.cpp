@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "budget.hpp"
 #include "command.hpp"
 #include "heddle/error.hpp"
 #include "heddle/version.hpp"
@@ -34,6 +35,7 @@ struct PlanOptions {
   std::optional<int> ranks, tokens, cap;
   std::string weights, wire, combine_wire = "bf16", scale = "ue8m0", machine = "h200", json;
   int group = 128;
+  BudgetOptions budget;
   bool list = false, articles = false;
 };
 
@@ -82,8 +84,10 @@ PlanRequest make_request(const PlanOptions& options) {
   PlanRequest request;
   take_shape(options, request);
   request.ranks = required(options.ranks, "--ranks");
-  request.tokens = required(options.tokens, "--tokens");
-  request.cap = options.cap.value_or(request.tokens);
+  if (!options.budget.wanted) {  // it says what both are
+    request.tokens = required(options.tokens, "--tokens");
+    request.cap = options.cap.value_or(request.tokens);
+  }
   request.quantisation = {options.group, value_of(scales, "--scale", options.scale)};
   const std::string usual = request.activation() == Activation::fp8 ? "fp8" : "bf16";
   request.wire = value_of(wires, "--wire", options.wire.empty() ? usual : options.wire);
@@ -246,6 +250,7 @@ Json request_json(const PlanOptions& options, const PlanRequest& request) {
             {"scale", word_of(scales, request.quantisation.scale)},
             {"machine", request.machine.name},
             {"sms", request.machine.sms}};
+  if (options.budget.wanted) json["budget"] = budget_json(token_budget(options.budget));
   return json;
 }
 
@@ -280,6 +285,11 @@ Json articles_json(const std::vector<ArticleNumber>& numbers) {
   return json;
 }
 
+Plan plan_of(const PlanOptions& options) {
+  const PlanRequest request = make_request(options);
+  return options.budget.wanted ? make_budget_plan(token_budget(options.budget), request, options.cap) : make_plan(request);
+}
+
 int run_plan(const PlanOptions& options) {
   if (options.list) {
     print_list();
@@ -292,7 +302,7 @@ int run_plan(const PlanOptions& options) {
     }
     return print_articles(numbers);
   }
-  const Plan plan = make_plan(make_request(options));
+  const Plan plan = plan_of(options);
   if (!options.json.empty()) {
     write_json(options.json, plan_json(options, plan));
   }
@@ -317,8 +327,8 @@ void add_plan(CLI::App& app, int& status) {
   plan->add_option("--weights", options->weights, fmt::format("weight format: {} (default: the preset's, or bf16)", keys(kinds)))
       ->type_name("KIND");
   number("--ranks", options->ranks, "ranks that share the experts");
-  number("--tokens", options->tokens, "tokens that each rank brings");
-  number("--cap", options->cap, "most tokens that a rank may bring (default: --tokens)");
+  CLI::Option* tokens = number("--tokens", options->tokens, "tokens that each rank brings");
+  number("--cap", options->cap, "most tokens that a rank may bring (default: --tokens; with --budget: what the budget needs)");
   plan->add_option("--machine", options->machine, "whose SMs and rates to use (see --list)")
       ->type_name("NAME")
       ->capture_default_str();
@@ -333,6 +343,7 @@ void add_plan(CLI::App& app, int& status) {
       ->type_name("FORMAT")
       ->capture_default_str();
   plan->add_option("--json", options->json, "also write the numbers to this file")->type_name("FILE");
+  add_budget_options(*plan, options->budget)->excludes(tokens);
   plan->add_flag("--list", options->list, "list presets and machines");
   plan->add_flag("--articles", options->articles, "list the numbers that the articles compute, with ours");
   plan->callback([options, &status] { status = run_plan(*options); });
