@@ -79,8 +79,8 @@ __device__ inline void order_exponents(std::byte* to, const std::byte* chunk, co
 
 /// Makes operands of a stage's stored codes. By a warpgroup, `thread` of it. `usual`: a whole tile without step exponents.
 template <class Shape>
-__device__ __forceinline__ void make_operands(const WideningThread& me, int thread, const WeightPlan& plan, int tile_has, bool usual,
-                                              const std::byte* chunk, std::byte* operands) {
+__device__ __forceinline__ void make_operands(const WideningThread& me, int thread, const WeightPlan& plan, int tile_has,
+                                              bool usual, const std::byte* chunk, std::byte* operands) {
   if (usual) {
     widen_stage<tile_slabs>(me, chunk, operands, tile_slabs, plan.shape().scale_bytes);
     return;
