@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <thread>
 
 #include "group/cuda_driver.hpp"
 
@@ -268,17 +267,11 @@ void Communicators::call_everybody(const std::vector<void*>& own, const std::vec
 }
 
 void Communicators::await(const std::vector<cudaStream_t>& streams) const {
-  const auto since = std::chrono::steady_clock::now();
+  constexpr const char* what = "first collectives";
   for (std::size_t gpu = 0; gpu < map.gpus; ++gpu) {
     const cuda::DeviceScope scope(map.own(gpu).device);
-    while (!blocks() && cudaStreamQuery(streams[gpu]) == cudaErrorNotReady) {
-      if (std::chrono::steady_clock::now() - since > longest_) {
-        throw Error(ErrorKind::fault, fmt::format("NCCL's first collectives did not end within {:.1f} s; is a rank missing?",
-                                                  std::chrono::duration<double>(longest_).count()));
-      }
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
-    }
-    cuda::check(cudaStreamSynchronize(streams[gpu]), "NCCL's first collectives");
+    if (!blocks()) wait_until([&] { return cudaStreamQuery(streams[gpu]) != cudaErrorNotReady; }, longest_, what);
+    cuda::check(cudaStreamSynchronize(streams[gpu]), what);
   }
 }
 
