@@ -73,6 +73,12 @@ std::vector<Buffer<bf16>> load_all(DeviceRun& run, const Case& c, int round) {
   return results;
 }
 
+/// All ranks are still in the dispatch behind the first one.
+void expect_nobody_heard(DeviceRun& run) {
+  for (int rank = 0; rank < run.ranks(); ++rank)
+    EXPECT_EQ(counters_of_rank(run, rank).dispatches, 1u) << "rank " << rank << " has not heard of rank " << victim << " yet";
+}
+
 /// After one good round trip and another one in which the victim was late in both halves.
 void expect_waits(DeviceRun& run, const std::vector<ExchangeCounters>& before) {
   for (int rank = 0; rank < run.ranks(); ++rank) {
@@ -115,8 +121,7 @@ TEST(CountersWaitGpu, ALateRankShowsAsTheOthersWaiting) {
   run.dispatch_fused({c.most_tokens(), Phase::decode});
   late_rank.wait_for_the_others(&HeapHeader::call, epoch);
   std::this_thread::sleep_for(late);
-  for (int rank = 0; rank < c.ranks(); ++rank)
-    EXPECT_EQ(counters_of_rank(run, rank).dispatches, 1u) << "rank " << rank << " has not heard of rank " << victim << " yet";
+  expect_nobody_heard(run);
   late_rank.speak(false, epoch);
   run.wait();
   run.combine(DeviceRun::pointers(results), Shared::none, true);
@@ -154,8 +159,7 @@ TEST(CountersWaitGpu, ALateRankShowsAsTheOthersWaitingAtTheirQueues) {
   late_rank.fall_silent();
   run.receive();
   std::this_thread::sleep_for(late);
-  for (int rank = 0; rank < c.ranks(); ++rank)
-    EXPECT_EQ(counters_of_rank(run, rank).dispatches, 1u) << "rank " << rank << " has not heard of rank " << victim << " yet";
+  expect_nobody_heard(run);
   late_rank.speak(false, epoch);
   run.wait();
   run.combine(DeviceRun::pointers(results), Shared::none, true);
