@@ -61,11 +61,11 @@ __device__ OrderedMatrix weights_of(const ProductCall& call) {
 template <class Shape>
 __device__ void stream_weights(ProductShared<Shape>& shared, const OrderedMatrix& weights, const TaskList& tasks) {
   TaskTurns turns(tasks, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
-  TaskLister lister(shared.tasks);
+  auto told = shared.tasks.writer();
   WeightStream<Shape> stream(shared.engine);
   const auto tell_next = [&](Task& task) {
     const bool more = turns.next(task);
-    more ? lister.put(task) : lister.end();
+    more ? told.put({false, task}) : told.put({true, Task{}});
     return more;
   };
   Task task;

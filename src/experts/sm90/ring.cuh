@@ -80,4 +80,23 @@ struct RingBarriers {
   __device__ static bool speaks() { return arrivals_a_warp > 1 || threadIdx.x % warp_threads == 0; }
 };
 
+/// Puts entries into a ring of them. By one thread.
+template <class Entry, int stages>
+class EntryWriter {
+ public:
+  __device__ EntryWriter(Entry (&entries)[stages], RingBarriers<stages>& ring) : entries_(entries), ring_(ring) {}
+
+  __device__ void put(const Entry& entry) {
+    ring_.wait_empty(at_);
+    entries_[at_.stage] = entry;
+    ring_.filled(at_);
+    at_.advance();
+  }
+
+ private:
+  Entry (&entries_)[stages];
+  RingBarriers<stages>& ring_;
+  RingPosition<stages> at_;
+};
+
 }  // namespace heddle::sm90

@@ -19,26 +19,9 @@ struct TaskRing {
 
   Slot slot[slots];
   RingBarriers<slots> ring;
-};
 
-/// By one thread.
-class TaskLister {
- public:
-  __device__ explicit TaskLister(TaskRing& tasks) : tasks_(tasks) {}
-
-  __device__ void put(const Task& task) { write({false, task}); }
-  __device__ void end() { write({true, Task{}}); }
-
- private:
-  __device__ void write(const TaskRing::Slot& slot) {
-    tasks_.ring.wait_empty(at_);
-    tasks_.slot[at_.stage] = slot;
-    tasks_.ring.filled(at_);
-    at_.advance();
-  }
-
-  TaskRing& tasks_;
-  RingPosition<TaskRing::slots> at_;
+  /// By one thread, who puts all of them, the last one at the end.
+  __device__ auto writer() { return EntryWriter<Slot, slots>(slot, ring); }
 };
 
 /// By a warp, each for itself.

@@ -5,24 +5,6 @@
 
 namespace heddle::sm90 {
 
-/// Hands tasks to the readers of a CTA. By one thread.
-template <class Shape>
-class TaskWriter {
- public:
-  __device__ explicit TaskWriter(MegaShared<Shape>& shared) : shared_(shared) {}
-
-  __device__ void put(const KernelTask& task) {
-    shared_.task_ring.wait_empty(at_);
-    shared_.tasks[at_.stage] = task;
-    shared_.task_ring.filled(at_);
-    at_.advance();
-  }
-
- private:
-  MegaShared<Shape>& shared_;
-  RingPosition<task_slots> at_;
-};
-
 /// A warp that reads tasks in their order. What it reads is the same in all lanes, and the compiler knows.
 template <class Shape>
 class TaskReader {
@@ -121,7 +103,7 @@ __device__ void stream_weights(MegaShared<Shape>& shared, WeightStream<Shape>& s
 template <class Shape>
 __device__ void claim_tasks(MegaShared<Shape>& shared, MegaWorker w) {
   const MegaCall& call = shared.call;
-  TaskWriter<Shape> tasks(shared);
+  EntryWriter<KernelTask, task_slots> tasks(shared.tasks, shared.task_ring);
   WeightStream<Shape> stream(shared.engine);
   const auto take = [&](const KernelTask& task) {
     if (w.lane() == 0) {
