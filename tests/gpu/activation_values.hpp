@@ -6,12 +6,11 @@
 namespace heddle {
 
 struct SiluOfGate {
-  float shared = 0;    ///< silu_of, as every kernel has it
-  float rule = 0;      ///< silu() of swiglu.hpp on this GPU
-  float quotient = 0;  ///< the gate over the short form's own divisor, correctly rounded; of large gates: shared
+  float shared = 0;  ///< short_silu, as every kernel has it
+  float rule = 0;    ///< silu() of swiglu.hpp on this GPU
 };
 
-/// results[i]: of the gate whose bf16 bits are i, computed beside 3 neighbours; 65,536 of them.
+/// results[i]: of the gate whose bf16 bits are i; 65,536 of them.
 void launch_silu_of_all_gates(SiluOfGate* results, cudaStream_t stream);
 
 }  // namespace heddle

@@ -23,22 +23,6 @@ __device__ inline void widen_pairs(const std::uint32_t (&from)[pairs], float (&t
 }
 }  // namespace detail
 
-/// activations[i] = gates[i] / (1 + exp(-gates[i])): short_silu or long_silu, each by its own size.
-template <int count>
-__device__ inline void silu_of(const float (&gates)[count], float (&activations)[count]) {
-  bool all_short = true;
-#pragma unroll
-  for (int i = 0; i < count; ++i) {
-    activations[i] = short_silu(gates[i]);
-    all_short &= fabsf(gates[i]) <= largest_short_gate;
-  }
-  if (all_short) return;
-#pragma unroll
-  for (int i = 0; i < count; ++i) {
-    if (!(fabsf(gates[i]) <= largest_short_gate)) activations[i] = long_silu(gates[i]);
-  }
-}
-
 /// values[i] = SwiGLU of gate i and up i times the routing weight. Gates and ups are the bf16 results of GEMM 1, two a word,
 /// the even one in the low half; without weights `weight` is 1.
 template <int pairs>
@@ -61,9 +45,8 @@ __device__ inline void activate(std::uint32_t (&gates)[pairs], std::uint32_t (&u
       u[i] = ptx::greater(ptx::lesser(u[i], clamp.limit), -clamp.limit);
     }
   }
-  silu_of(g, values);
 #pragma unroll
-  for (int i = 0; i < 2 * pairs; ++i) values[i] = values[i] * u[i] * weight;
+  for (int i = 0; i < 2 * pairs; ++i) values[i] = short_silu(g[i]) * u[i] * weight;
 }
 
 /// The largest magnitude so far; NaN counts as nothing. Begin with 0. Maxima of maxima likewise, so lanes may meet in any order.

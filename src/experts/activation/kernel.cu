@@ -101,10 +101,10 @@ class Columns {
   }
 
   __device__ void compute(const Loaded& loaded, unsigned place, float weight) const {
+    std::uint32_t gates[4] = {loaded.gates.x, loaded.gates.y, loaded.gates.z, loaded.gates.w};
+    std::uint32_t ups[4] = {loaded.ups.x, loaded.ups.y, loaded.ups.z, loaded.ups.w};
     float values[8];
-    // Four and four: all eight side by side would need more registers than they are worth.
-    activate_four(loaded.gates.x, loaded.gates.y, loaded.ups.x, loaded.ups.y, weight, values);
-    activate_four(loaded.gates.z, loaded.gates.w, loaded.ups.z, loaded.ups.w, weight, values + 4);
+    activate(gates, ups, call_.clamp, weight, values);
     std::byte* to = values_ + std::uint64_t{place} * (value_bytes * static_cast<unsigned>(call_.intermediate));
     if constexpr (format == Activation::bf16) {
       store_bf16(values, to);
@@ -115,15 +115,6 @@ class Columns {
 
  private:
   static constexpr unsigned value_bytes = format == Activation::bf16 ? 2 : 1;
-
-  __device__ void activate_four(std::uint32_t gate01, std::uint32_t gate23, std::uint32_t up01, std::uint32_t up23, float weight,
-                                float* to) const {
-    std::uint32_t gates[2] = {gate01, gate23}, ups[2] = {up01, up23};
-    float values[4];
-    activate(gates, ups, call_.clamp, weight, values);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) to[i] = values[i];
-  }
 
   __device__ void store_bf16(const float (&values)[8], std::byte* to) const {
     if (!there_) return;

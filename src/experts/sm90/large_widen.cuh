@@ -12,6 +12,19 @@
 
 namespace heddle::sm90 {
 
+/// A slab's stored codes are two vectors a thread, each of two instructions.
+inline constexpr int halves_a_slab = slab_shape(WeightKind::mxfp4).vectors;
+
+/// The stored codes of a stage as a tile of `slabs` slabs has them; by a constant, and every offset is known.
+struct StoredSlabs {
+  const std::byte* chunk;
+  int slabs;
+  int scale_bytes;
+
+  __device__ const std::byte* data(int slab) const { return chunk + slab * slab_shape(WeightKind::mxfp4).data_bytes(); }
+  __device__ const std::byte* scales(int slab) const { return data(slabs) + slab * scale_bytes; }
+};
+
 /// A thread's part of the stored codes of a stage, and where its operands go: addresses that hold for every slab.
 class WideningThread {
  public:
@@ -20,25 +33,28 @@ class WideningThread {
     first_place_ = swizzled_place(row, thread % 32 / 16 * 16);
   }
 
-  /// Stored words of one slab.
+  /// Stored words of half a slab.
   struct Codes {
-    std::uint32_t words[8];
-    detail::Words deltas;
+    Vector words;
+    std::uint32_t deltas;
   };
-  __device__ __forceinline__ Codes load(const std::byte* data, const std::byte* scales) const {
-    Codes codes;
-    detail::load_words<WeightKind::mxfp4>(data, thread_, codes.words);
-    codes.deltas = detail::load<detail::Words>(scales + thread_ / 4 * 8);
-    return codes;
+  /// Half slab number `number` of the stage.
+  __device__ __forceinline__ Codes load(const StoredSlabs& stored, int number) const {
+    const int slab = number / halves_a_slab;
+    const int half = number % halves_a_slab;
+    return {detail::load<Vector>(stored.data(slab) + half * vector_stride + thread_ * vector_bytes),
+            detail::load<std::uint32_t>(stored.scales(slab) + thread_ / 4 * 8 + half * 4)};
   }
 
-  /// Puts a slab's operands where the tensor cores read them, rows of 128 bytes, swizzled. By a whole warp.
-  __device__ __forceinline__ void store(const Codes& codes, std::byte* slab) const {
-    std::uint32_t a[slab_registers];
+  /// Puts its operands where the tensor cores read them, rows of 128 bytes, swizzled. By a whole warp.
+  __device__ __forceinline__ void store(const Codes& codes, std::byte* operands, int number) const {
+    std::uint32_t a[slab_registers / halves_a_slab];
     detail::widen_mxfp4(codes.words, codes.deltas, a);
+    std::byte* slab = operands + number / halves_a_slab * slab_rows * panel_bytes;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      auto& to = *reinterpret_cast<cute::uint128_t*>(slab + (first_place_ ^ 32 * j));  // 32 j columns on, swizzled alike
+    for (int j = 0; j < 2; ++j) {
+      const int columns = 32 * (number % halves_a_slab * 2 + j);  // on, and swizzled alike
+      auto& to = *reinterpret_cast<cute::uint128_t*>(slab + (first_place_ ^ columns));
       cute::SM90_U32x4_STSM_N::copy(a[4 * j], a[4 * j + 1], a[4 * j + 2], a[4 * j + 3], to);
     }
   }
@@ -47,26 +63,6 @@ class WideningThread {
   int thread_;
   int first_place_;
 };
-
-/// Widens the slabs of a stage; the codes of the next one are on their way meanwhile. `slabs` is how many a tile has where that is
-/// known, and then every offset is, too.
-template <int slabs>
-__device__ __forceinline__ void widen_stage(const WideningThread& me, const std::byte* chunk, std::byte* operands, int tile_has,
-                                            int scale_bytes) {
-  constexpr int data_bytes = slab_shape(WeightKind::mxfp4).data_bytes();
-  constexpr int operand_bytes = slab_rows * panel_bytes;
-  const std::byte* scales = chunk + (slabs > 0 ? slabs : tile_has) * data_bytes;
-  WideningThread::Codes now = me.load(chunk, scales);
-#pragma unroll
-  for (int slab = 0; slab < tile_slabs; ++slab) {
-    if (slabs == 0 && slab >= tile_has) break;
-    WideningThread::Codes next = now;
-    if (slab + 1 < (slabs > 0 ? slabs : tile_has))
-      next = me.load(chunk + (slab + 1) * data_bytes, scales + (slab + 1) * scale_bytes);
-    me.store(now, operands + slab * operand_bytes);
-    now = next;
-  }
-}
 
 /// Step exponents of a stage, behind its operands: a byte a weight row in ascending order. By all threads.
 __device__ inline void order_exponents(std::byte* to, const std::byte* chunk, const WeightPlan& plan, int tile_has, int thread) {
@@ -77,15 +73,12 @@ __device__ inline void order_exponents(std::byte* to, const std::byte* chunk, co
   }
 }
 
-/// Makes operands of a stage's stored codes. By a warpgroup, `thread` of it. `usual`: a whole tile without step exponents.
+/// Makes operands of a stage's stored codes, of any tile. By a warpgroup, `thread` of it.
 template <class Shape>
-__device__ __forceinline__ void make_operands(const WideningThread& me, int thread, const WeightPlan& plan, int tile_has,
-                                              bool usual, const std::byte* chunk, std::byte* operands) {
-  if (usual) {
-    widen_stage<tile_slabs>(me, chunk, operands, tile_slabs, plan.shape().scale_bytes);
-    return;
-  }
-  widen_stage<0>(me, chunk, operands, tile_has, plan.scale_bytes());
+__device__ inline void make_operands(const WideningThread& me, int thread, const WeightPlan& plan, int tile_has,
+                                     const std::byte* chunk, std::byte* operands) {
+  const StoredSlabs stored{chunk, tile_has, plan.scale_bytes()};
+  for (int half = 0; half < tile_has * halves_a_slab; ++half) me.store(me.load(stored, half), operands, half);
   if (plan.step_exponents) order_exponents(operands + Shape::operand_bytes, chunk, plan, tile_has, thread);
 }
 
@@ -98,27 +91,76 @@ class Widener {
 
   __device__ void widen(const WeightPlan& plan, const Task& task) {
     const int tile_has = plan.slabs_of(task.tile);
-    const bool usual = tile_has == tile_slabs && !plan.step_exponents;
+    if (tile_has == tile_slabs && !plan.step_exponents) {
+      widen_whole(plan.steps());
+    } else {
+      widen_any(plan, tile_has);
+    }
+  }
+
+ protected:
+  /// All lanes have read the stage.
+  __device__ __forceinline__ void leave() {
+    shared_.weight_ring.leave_together(from_);
+    from_.advance();
+  }
+  /// They have stored its operands.
+  __device__ __forceinline__ void fill() {
+    cutlass::arch::fence_view_async_shared();  // the tensor cores read by another proxy
+    shared_.widened.ring.filled_together(to_);
+    to_.advance();
+  }
+
+  Shared<Shape>& shared_;
+  int thread_;
+  RingPosition<Shape::weight_stages> from_;
+  RingPosition<Shape::operand_stages> to_;
+
+ private:
+  /// A whole tile without step exponents, the usual one. The next codes are always on their way, across stages too.
+  __device__ __forceinline__ void widen_whole(int stages) {
+    constexpr int halves = tile_slabs * halves_a_slab;
+    shared_.weight_ring.wait_full(from_);
+    auto now = me_.load(stored(), 0);
+#pragma unroll 1
+    for (int stage = 0; stage < stages; ++stage) {
+      shared_.widened.ring.wait_empty(to_);
+#pragma unroll
+      for (int half = 0; half < halves; ++half) {
+        auto next = now;
+        if (half + 1 < halves) {
+          next = me_.load(stored(), half + 1);
+        } else {
+          leave();
+          if (stage + 1 < stages) {
+            shared_.weight_ring.wait_full(from_);
+            next = me_.load(stored(), 0);
+          }
+        }
+        me_.store(now, shared_.widened.operands[to_.stage], half);
+        now = next;
+      }
+      fill();
+    }
+  }
+
+  __device__ void widen_any(const WeightPlan& plan, int tile_has) {
     const int stages = plan.steps();
 #pragma unroll 1
     for (int stage = 0; stage < stages; ++stage) {
       shared_.weight_ring.wait_full(from_);
       shared_.widened.ring.wait_empty(to_);
-      make_operands<Shape>(me_, thread_, plan, tile_has, usual, shared_.weights[from_.stage], shared_.widened.operands[to_.stage]);
-      cutlass::arch::fence_view_async_shared();  // the tensor cores read by another proxy
-      shared_.weight_ring.leave_together(from_);
-      shared_.widened.ring.filled_together(to_);
-      from_.advance();
-      to_.advance();
+      make_operands<Shape>(me_, thread_, plan, tile_has, shared_.weights[from_.stage], shared_.widened.operands[to_.stage]);
+      leave();
+      fill();
     }
   }
 
- private:
-  Shared<Shape>& shared_;
-  int thread_;
+  __device__ StoredSlabs stored() const {
+    return {shared_.weights[from_.stage], tile_slabs, slab_shape(WeightKind::mxfp4).scale_bytes};
+  }
+
   WideningThread me_;
-  RingPosition<Shape::weight_stages> from_;
-  RingPosition<Shape::operand_stages> to_;
 };
 
 }  // namespace heddle::sm90

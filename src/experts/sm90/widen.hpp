@@ -99,19 +99,27 @@ HEDDLE_HOST_DEVICE inline void load_rows(const std::byte* data, int thread, std:
 }
 
 /// Eight e2m1 magnitudes select bytes of a table of e4m3 codes that the delta byte d makes: m * 2^(d - 6). The table's byte for
-/// zero is zero under every d, so groups of zeros may have any.
-HEDDLE_HOST_DEVICE inline void widen_mxfp4(const std::uint32_t (&words)[8], const Words& deltas,
-                                           std::uint32_t (&a)[slab_registers]) {
+/// zero is zero under every d, so groups of zeros may have any. One vector of words makes the eight registers `a` of two
+/// instructions; what does not hang on each other stands side by side, since one warp alone has to keep the pipes busy.
+HEDDLE_HOST_DEVICE inline void widen_mxfp4(const Vector& words, std::uint32_t deltas, std::uint32_t* a) {
+  std::uint32_t low[4];
+  std::uint32_t high[4];
+  std::uint32_t first[4];   // magnitudes of the first four codes: the permute looks at the lower half
+  std::uint32_t second[4];  // and of the other four
   HEDDLE_UNROLL
-  for (int i = 0; i < 8; ++i) {
-    const std::uint32_t delta = byte_permute(deltas.word[i / 4], 0, 0x4440u + static_cast<std::uint32_t>(i % 4));
-    const std::uint32_t low = 0x0C080000u + delta * 0x08080800u;
-    const std::uint32_t high = 0x1C181410u + delta * 0x08080808u;
-    const std::uint32_t word = words[i];
-    const std::uint32_t magnitudes = word & 0x77777777u;  // the permute looks at the lower four
-    const int first = i / 2 * 4 + i % 2;
-    a[first] = byte_permute(low, high, magnitudes) | (word & 0x80808080u);
-    a[first + 2] = byte_permute(low, high, magnitudes >> 16) | ((word << 4) & 0x80808080u);
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t delta = byte_permute(deltas, 0, 0x4440u + static_cast<std::uint32_t>(i));
+    low[i] = 0x0C080000u + delta * 0x08080800u;
+    high[i] = 0x1C181410u + delta * 0x08080808u;
+    first[i] = words.word[i] & 0x77777777u;
+    second[i] = first[i] >> 16;
+  }
+  HEDDLE_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t word = words.word[i];
+    const int at = i / 2 * 4 + i % 2;
+    a[at] = byte_permute(low[i], high[i], first[i]) | (word & 0x80808080u);
+    a[at + 2] = byte_permute(low[i], high[i], second[i]) | ((word << 4) & 0x80808080u);
   }
 }
 
@@ -164,12 +172,17 @@ HEDDLE_HOST_DEVICE inline void load_slab(const std::byte* data, const std::byte*
     detail::load_rows(data, thread, a);
   } else if constexpr (kind == WeightKind::bf16) {
     detail::load_words<kind>(data, thread, a);
+  } else if constexpr (kind == WeightKind::mxfp4) {
+    const auto deltas = detail::load<detail::Words>(scales + row_group * 8);
+    HEDDLE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const auto words = detail::load<Vector>(data + half * vector_stride + thread * vector_bytes);
+      detail::widen_mxfp4(words, deltas.word[half], a + 8 * half);
+    }
   } else {
     std::uint32_t words[4 * slab_shape(kind).vectors];
     detail::load_words<kind>(data, thread, words);
-    if constexpr (kind == WeightKind::mxfp4) {
-      detail::widen_mxfp4(words, detail::load<detail::Words>(scales + row_group * 8), a);
-    } else if constexpr (kind == WeightKind::mxfp8) {
+    if constexpr (kind == WeightKind::mxfp8) {
       detail::widen_mxfp8(words, detail::load<std::uint32_t>(scales + row_group * 4), a);
     } else {
       detail::widen_nvfp4(words, detail::load<detail::Words>(scales + row_group * 8), a);
