@@ -1,6 +1,6 @@
-// silu() as GPUs compute it, in a third of the instructions of the rule in swiglu.hpp and without its branches: on a GPU the step is
-// bound by them. It is about as accurate (tests/experts_silu_test.cpp); as with the rule itself, engines differ in the last bits of
-// the exponential.
+// silu() as GPUs compute it, in a third of the instructions of the rule in swiglu.hpp and without its branches: on a GPU the step
+// is bound by them. It is about as accurate (tests/experts_silu_test.cpp); as with the rule itself, engines differ in the last bits
+// of the exponential.
 #pragma once
 
 #include <cmath>
