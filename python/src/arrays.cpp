@@ -25,7 +25,7 @@ const NumpyNames& numpy_names() {
   return *names;
 }
 
-std::string class_name(nb::handle object) { return nb::cast<std::string>(nb::str(nb::handle(object.type()).attr("__name__"))); }
+std::string class_name(nb::handle object) { return nb::str(nb::inst_name(object)).c_str(); }
 
 std::string element_name(Element element) {
   constexpr const char* names[] = {"bfloat16", "float32", "int32", "uint8"};
@@ -81,7 +81,7 @@ std::string shape_text(const nb::ndarray<nb::ro>& array) {
 
 [[noreturn]] void complain(const Wanted& wanted, const std::string& got, const std::string& help = "") {
   throw InputError(fmt::format("{}: expected {} {}, C order, in {}{}; got {}{}", wanted.name, element_name(wanted.element),
-                               text_of(wanted.sizes), wanted.gpu < 0 ? "host memory" : fmt::format("CUDA device {}", wanted.gpu),
+                               text_of(wanted.sizes), wanted.gpu ? fmt::format("CUDA device {}", *wanted.gpu) : "host memory",
                                wanted.access == Access::write ? ", writable" : "", got, help.empty() ? "" : "; " + help));
 }
 
@@ -102,7 +102,7 @@ nb::ndarray<nb::ro> lend(nb::handle object, const Wanted& wanted, bool& is_numpy
   const bool is_array = nb::hasattr(object, "__dlpack__") || nb::isinstance<nb::capsule>(object);
   if (is_array) {
     complain(wanted, fmt::format("{} of dtype {}, which it does not lend by DLPack", class_name(object),
-                                 nb::cast<std::string>(nb::str(nb::getattr(object, "dtype", nb::str("unknown"))))));
+                                 nb::str(nb::getattr(object, "dtype", nb::str("unknown"))).c_str()));
   }
   throw nb::type_error(fmt::format("{}: expected an array of {} {} with __dlpack__, got {}", wanted.name,
                                    element_name(wanted.element), text_of(wanted.sizes), class_name(object))
@@ -127,9 +127,9 @@ bool is_c_order(const nb::ndarray<nb::ro>& array) {
   return true;
 }
 
-bool is_there(const nb::ndarray<nb::ro>& array, int gpu) {
+bool is_there(const nb::ndarray<nb::ro>& array, std::optional<int> gpu) {
   const int type = array.device_type();
-  if (gpu >= 0) return type == nb::device::cuda::value && array.device_id() == gpu;
+  if (gpu) return type == nb::device::cuda::value && array.device_id() == *gpu;
   return type == nb::device::cpu::value || type == nb::device::cuda_host::value;
 }
 
@@ -149,11 +149,15 @@ Lent::Lent(nb::handle object, const Wanted& wanted) {
     for (std::size_t i = 0; i < array_.ndim(); ++i) strides += fmt::format("{}{}", i == 0 ? "" : ", ", array_.stride(i));
     complain(wanted, fmt::format("shape {} with strides [{}]", shape_text(array_), strides), "make it contiguous first");
   }
+  const auto address = reinterpret_cast<std::uintptr_t>(array_.data());
+  if (address % wanted.alignment != 0) {
+    complain(wanted, fmt::format("memory at {:#x}, which is no multiple of {} bytes", address, wanted.alignment));
+  }
 }
 
 std::size_t address_of(nb::handle object) {
   bool is_numpy_bf16 = false;
-  return reinterpret_cast<std::size_t>(lend(object, {"array", Element::uint8, {}, Access::read, -1}, is_numpy_bf16).data());
+  return reinterpret_cast<std::size_t>(lend(object, {"array", Element::uint8, {}}, is_numpy_bf16).data());
 }
 
 }  // namespace heddle::python

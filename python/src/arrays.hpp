@@ -7,8 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
-#include <string>
+#include <optional>
 #include <vector>
 
 #include "heddle/formats.hpp"
@@ -22,19 +21,20 @@ enum class Access : std::uint8_t { read, write };
 
 /// One size that is asked for: a number, or any, named as people know it ("tokens").
 struct Size {
-  Size(std::int64_t wanted) : number(wanted) {}        // NOLINT(google-explicit-constructor)
-  Size(const char* any) : name(any) {}                 // NOLINT(google-explicit-constructor)
+  Size(std::int64_t wanted) : number(wanted) {}
+  Size(const char* any) : name(any) {}
   std::int64_t number = 0;
   const char* name = nullptr;  ///< null: exactly `number`
 };
 
-/// What an argument has to be: C order, in the machine's memory (device none) or a GPU's.
+/// What an argument has to be, in C order.
 struct Wanted {
   const char* name;  ///< of the argument
   Element element;
   std::vector<Size> sizes;
   Access access = Access::read;
-  int gpu = -1;  ///< the CUDA device; -1: host memory
+  std::optional<int> gpu = {};  ///< the CUDA device; none: host memory
+  std::size_t alignment = 1;    ///< of its first byte
 };
 
 /// Holds what was lent until it goes out of scope.
@@ -53,7 +53,7 @@ class Lent {
   nb::ndarray<nb::ro> array_;
 };
 
-/// The address and the first size of any array, for tests of copies.
+/// Where any array's memory begins, for tests of copies.
 std::size_t address_of(nb::handle object);
 
 }  // namespace heddle::python

@@ -5,7 +5,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <chrono>
-#include <cmath>
 #include <vector>
 
 #include "rooms.hpp"
@@ -19,21 +18,16 @@ namespace {
 
 using Pointer = std::shared_ptr<RankGroup>;
 
-GroupOptions options_of_deadline(double seconds) {
-  if (!(seconds > 0) || seconds > 1e6) throw InputError(fmt::format("a deadline of {} s: expected a number of seconds above 0, at most 1e6", seconds));
-  return {std::chrono::milliseconds(std::max(1LL, std::llround(seconds * 1e3)))};
-}
-
 std::vector<Pointer> make_thread_group(int ranks, double deadline) {
   std::vector<Pointer> members;
-  for (auto& group : create_thread_group(ranks, options_of_deadline(deadline))) {
+  for (auto& group : create_thread_group(ranks, {deadline_of(deadline)})) {
     members.push_back(std::make_shared<RankGroup>(std::move(group)));
   }
   return members;
 }
 
 Pointer join(const std::string& name, int rank, int ranks, double deadline) {
-  const GroupOptions options = options_of_deadline(deadline);
+  const GroupOptions options{deadline_of(deadline)};
   const nb::gil_scoped_release others_run;
   return std::make_shared<RankGroup>(join_process_group(name, rank, ranks, options));
 }
@@ -61,7 +55,7 @@ void bind_group(nb::module_& module) {
       .def_prop_ro("ranks", [](RankGroup& self) { return self.group().ranks(); })
       .def_prop_rw(
           "deadline", [](RankGroup& self) { return std::chrono::duration<double>(self.group().deadline()).count(); },
-          [](RankGroup& self, double seconds) { self.group().set_deadline(options_of_deadline(seconds).deadline); },
+          [](RankGroup& self, double seconds) { self.group().set_deadline(deadline_of(seconds)); },
           "Seconds of the longest wait on any word.")
       .def_prop_ro("live", [](RankGroup& self) { return self.group().live(); }, "Which ranks go on after the last reset.")
       .def("barrier", &barrier, "what"_a = "a barrier", "Collective: waits for all live ranks; `what` names it in errors.")

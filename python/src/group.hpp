@@ -3,7 +3,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <cmath>
 #include <memory>
 #include <string>
 #include <utility>
@@ -11,6 +14,13 @@
 #include "heddle/group.hpp"
 
 namespace heddle::python {
+
+/// A deadline in seconds as Python gives it; throws InputError.
+inline std::chrono::milliseconds deadline_of(double seconds) {
+  if (!(seconds > 0) || seconds > 1e6)
+    throw InputError(fmt::format("a deadline of {} s: expected a number of seconds above 0, at most 1e6", seconds));
+  return std::chrono::milliseconds(std::max(1LL, std::llround(seconds * 1e3)));
+}
 
 /// One rank's membership. Calls run without the GIL, so a second thread could come in: it is refused.
 class RankGroup {

@@ -19,9 +19,7 @@ Value field(nb::handle object, const char* name) {
   Value value;
   const nb::object attribute = object.attr(name);
   if (nb::try_cast(attribute, value)) return value;
-  const auto text = [](nb::handle of) { return nb::cast<std::string>(nb::repr(of)); };
-  const auto type = nb::cast<std::string>(nb::handle(object.type()).attr("__name__"));
-  throw nb::type_error(fmt::format("{}.{} cannot be {}", type, name, text(attribute)).c_str());
+  throw nb::type_error(fmt::format("{}.{} cannot be {}", nb::inst_name(object).c_str(), name, nb::repr(attribute).c_str()).c_str());
 }
 
 /// The value of a word; throws InputError that lists the words.
