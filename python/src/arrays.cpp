@@ -118,9 +118,9 @@ bool fits(const nb::ndarray<nb::ro>& array, const std::vector<Size>& sizes) {
 }
 
 bool is_c_order(const nb::ndarray<nb::ro>& array) {
+  if (array.size() == 0) return true;  // strides of nothing are anything
   std::int64_t stride = 1;
   for (std::size_t i = array.ndim(); i-- > 0;) {
-    if (array.shape(i) == 0) return true;
     if (array.shape(i) != 1 && array.stride(i) != stride) return false;
     stride *= static_cast<std::int64_t>(array.shape(i));
   }

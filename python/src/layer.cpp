@@ -97,6 +97,8 @@ class RankLayer {
         layer_(workspace_->open(), workspace_->memory(), weights_->weights, options) {}
 
   void forward(nb::handle hidden, nb::handle ids, nb::handle weights, nb::handle out, nb::handle step, nb::handle phase);
+  /// The same call many times without Python in between, to know what Python takes (bench/python_overhead.py).
+  void repeat(nb::handle hidden, nb::handle ids, nb::handle weights, nb::handle out, nb::handle step, int calls);
   const LayerReport& report() const { return layer_.report(); }
 
  private:
@@ -144,6 +146,14 @@ void RankLayer::forward(nb::handle hidden, nb::handle ids, nb::handle weights, n
   }
 }
 
+void RankLayer::repeat(nb::handle hidden, nb::handle ids, nb::handle weights, nb::handle out, nb::handle step, int calls) {
+  const RankGroup::Turn turn(workspace_->group(), "repeat");
+  const Call call = take(hidden, ids, weights, out);
+  const Step given = step_of(step);
+  const nb::gil_scoped_release others_run;
+  for (int i = 0; i < calls; ++i) layer_.forward(call.input(), given, call.out.data<bf16>());
+}
+
 std::shared_ptr<RankLayer> make_layer(const WorkspacePointer& workspace, const std::shared_ptr<RankWeights>& weights,
                                       nb::handle given) {
   const LayerOptions options = options_of(given);
@@ -169,6 +179,7 @@ void bind_layer(nb::module_& module) {
   nb::class_<RankLayer>(module, "RankLayer")
       .def(nb::new_(&make_layer), "workspace"_a, "weights"_a, "options"_a)
       .def("forward", &RankLayer::forward, "hidden"_a, "ids"_a, "weights"_a, "out"_a, "step"_a.none(), "phase"_a)
+      .def("repeat", &RankLayer::repeat, "hidden"_a, "ids"_a, "weights"_a, "out"_a, "step"_a, "calls"_a)
       .def_prop_ro("report", [](const RankLayer& self) { return to_python(self.report()); });
   module.def("workspace_bytes", &workspace_bytes, "layers"_a);
 }

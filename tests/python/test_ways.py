@@ -62,6 +62,22 @@ class Ways(unittest.TestCase):
         for gather in ("uneven", "zero_filled"):
             np.testing.assert_array_equal(bits(self.outputs(saved, "gather", 2, gather=gather)), bits(sums))
 
+    def test_ranks_without_tokens(self):
+        saved = self.saved["bf16"]
+        batch = saved.batch
+        nothing = [np.empty((0, *array.shape[1:]), array.dtype) for array in (batch.hidden, batch.ids, batch.weights)]
+
+        def main(group, way):
+            layer = heddle.MoeLayer.create(group, saved.source, heddle.LayerOptions(way=way, cap=20))
+            mine = (batch.hidden, batch.ids, batch.weights) if group.rank == 1 else nothing
+            return layer.forward(*mine)
+
+        for way in WAYS:
+            with self.subTest(way=way):
+                outputs = heddle.run_threads(3, lambda group: main(group, way))  # noqa: B023
+                self.assertEqual([len(out) for out in outputs], [0, 20, 0])
+                self.check(saved, outputs[1], way, 3)
+
     def test_a_placement_of_ones_own(self):
         saved = self.saved["bf16"]
         placement = [1, 0, 1, 1, 0, 0, 1, 1]
