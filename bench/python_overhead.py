@@ -1,8 +1,8 @@
 """What a call through Python takes beyond the call of the library, on the host engine.
 
-The smallest layer there is, alone on its rank and without tokens or with one, is called through Python; the module then makes the same
-calls in a loop of its own, without Python in between. The difference of the two is what Python costs: taking the arrays, the checks,
-and letting the interpreter go and taking it back.
+The smallest layer there is, alone on its rank and without tokens or with one, is called through Python; the module then makes the
+same calls in a loop of its own, without Python in between. The difference of the two is what Python costs: taking the arrays, the
+checks, and letting the interpreter go and taking it back.
 
     PYTHONPATH=build/python python3 bench/python_overhead.py
 """

@@ -1,5 +1,6 @@
-"""A decode loop of a small MoE transformer block with NumPy: attention on the rank that has the request, experts spread over four ranks
-(threads of this program), next tokens taken greedily. One rank with all requests and all experts must write the same tokens.
+"""A decode loop of a small MoE transformer block with NumPy: attention on the rank that has the request, experts spread over four
+ranks (threads of this program), next tokens taken greedily. One rank with all requests and all experts must write the same
+tokens.
 
     python3 examples/python/numpy_layer.py [way]
 """

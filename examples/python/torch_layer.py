@@ -1,5 +1,5 @@
-"""A decode loop of a small MoE transformer block on GPUs, captured in one CUDA graph: attention on the GPU that has the request, experts
-spread over all of them. One process a GPU:
+"""A decode loop of a small MoE transformer block on GPUs, captured in one CUDA graph: attention on the GPU that has the request,
+experts spread over all of them. One process a GPU:
 
     torchrun --standalone --nproc-per-node=2 examples/python/torch_layer.py [way]
 

@@ -26,4 +26,6 @@ def empty_like(array: Any, name: str) -> Any:
         return numpy.empty_like(array)
     if not isinstance(array, Array):
         raise TypeError(f"expected an array with __dlpack__, got {type(array).__name__}")
-    raise InputError(f"no way is known to make outputs like a {type(array).__name__}: give {name}=, an array of the same shape and dtype")
+    raise InputError(
+        f"no way is known to make outputs like a {type(array).__name__}: give {name}=, an array of the same shape and dtype"
+    )

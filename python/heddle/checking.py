@@ -25,5 +25,7 @@ def reference(
     host memory, to bf16 [T, H] of hidden's kind. ranks and placement matter where partial sums are rounded by rank. Slow.
     Raises InputError for what docs/numerics.md does not allow."""
     out = empty_like(hidden, "hidden as a NumPy array")
-    _core.reference_into(source._core, hidden, ids, weights, out, ranks, list(placement) if placement is not None else None, options)
+    _core.reference_into(
+        source._core, hidden, ids, weights, out, ranks, list(placement) if placement is not None else None, options
+    )
     return out

@@ -1,12 +1,12 @@
 """The layer on GPUs: every call queues kernels on a stream and returns. Needs a build with the CUDA part and Hopper GPUs.
 
-One process a GPU, one rank a process, as under torchrun: every process makes a DeviceWorkspace over the group that heddle.join() gave,
-and a DeviceLayer in it. One process with several GPUs, or several ranks a GPU, has a layer a GPU and lists of arrays, one a rank.
+One process a GPU, one rank a process, as under torchrun: every process makes a DeviceWorkspace over the group that heddle.join()
+gave, and a DeviceLayer in it. One process with several GPUs, or several ranks a GPU, has a layer a GPU and lists of arrays, one a
+rank.
 
-Arrays are torch's or CuPy's, lent by DLPack: read and written where they are, on the device of the layer. No synchronisation is asked
-of them: what makes them and what uses the outputs belongs on the same stream, or is ordered with it by the caller. They stay alive and
-unchanged until the call has run.
-"""
+Arrays are torch's or CuPy's, lent by DLPack: read and written where they are, on the device of the layer. No synchronisation is
+asked of them: what makes them and what uses the outputs belongs on the same stream, or is ordered with it by the caller. They
+stay alive and unchanged until the call has run."""
 
 from __future__ import annotations
 
@@ -68,11 +68,10 @@ def _lend(array: Any) -> Any:
 class DeviceWorkspace:
     """The symmetric heap of one context on this process's GPUs, shared by the layers that use it.
 
-    layers: weights and options of each, as for Workspace. group: of processes, one member each (None: this process has all GPUs of the
-    group); devices: this process's GPUs as it numbers them; ranks: of this process, spread over its GPUs; deadline: seconds of the
-    longest wait of kernels. Collective. Raises InputError for GPUs that cannot reach each other or lack the memory, FaultError for a
-    process that does not come.
-    """
+    layers: weights and options of each, as for Workspace. group: of processes, one member each (None: this process has all GPUs
+    of the group); devices: this process's GPUs as it numbers them; ranks: of this process, spread over its GPUs; deadline:
+    seconds of the longest wait of kernels. Collective. Raises InputError for GPUs that cannot reach each other or lack the
+    memory, FaultError for a process that does not come."""
 
     def __init__(
         self,
@@ -119,8 +118,8 @@ class DeviceWorkspace:
         return self._core.ranks_on(gpu)
 
     def throw_if_aborted(self) -> None:
-        """Raises the FaultError of the first rank of this process that gave up, or left a call because of one that did. Looks at host
-        memory only; for what a stream does, synchronise it first."""
+        """Raises the FaultError of the first rank of this process that gave up, or left a call because of one that did. Looks at
+        host memory only; for what a stream does, synchronise it first."""
         self._core.throw_if_aborted()
 
     def set_deadline(self, seconds: float) -> None:
@@ -135,9 +134,9 @@ class DeviceWorkspace:
 class DeviceLayer:
     """One layer on GPU number `gpu` of a workspace, for all ranks that live there. All memory is taken here.
 
-    weights: of those ranks, in their order; read here and not needed later. sms: CTAs a GPU for the transfer, 0: all SMs. timed: events
-    around the parts of a call (`seconds`). Raises InputError for what does not fit together or what GPUs do not compute (docs/gpu.md).
-    """
+    weights: of those ranks, in their order; read here and not needed later. sms: CTAs a GPU for the transfer, 0: all SMs. timed:
+    events around the parts of a call (`seconds`). Raises InputError for what does not fit together or what GPUs do not compute
+    (docs/gpu.md)."""
 
     def __init__(
         self,
@@ -158,13 +157,15 @@ class DeviceLayer:
         self._begun: Any = None
 
     def begin(self, hidden: Any, ids: Any, weights: Any, *, step: Step, tokens: Any = None, stream: int | None = None) -> None:
-        """First part of a call; see forward. With ways whose host waits for counts (normal, elastic with cpu_sync) every GPU of this
-        process begins before one of them ends."""
+        """First part of a call; see forward. With ways whose host waits for counts (normal, elastic with cpu_sync) every GPU of
+        this process begins before one of them ends."""
         inputs = [_of_ranks(given) for given in (hidden, ids, weights)]
         counts = [None] * len(inputs[0]) if tokens is None else _of_ranks(tokens)
         if len({len(inputs[0]), len(inputs[1]), len(inputs[2]), len(counts)}) != 1:
             raise InputError("hidden, ids, weights and tokens are of different numbers of ranks")
-        ranks = [(*map(_lend, three), None if count is None else _lend(count)) for *three, count in zip(*inputs, counts, strict=True)]
+        ranks = [
+            (*map(_lend, three), None if count is None else _lend(count)) for *three, count in zip(*inputs, counts, strict=True)
+        ]
         self._core.begin(ranks, step, current_stream(inputs[0][0]) if stream is None else stream)
         self._begun = (inputs, counts)  # alive until the call has ended
 
@@ -191,15 +192,17 @@ class DeviceLayer:
         [T, k]; out: bfloat16 [T, H], None: a new array. All in C order on this layer's device, hidden and out 16-byte aligned. With
         several ranks a GPU each of them is a list, by rank. step: the same on all ranks.
 
-        tokens: int32 [1] on the device, the number of tokens that count, so that a captured graph is replayed with another one. None:
-        all of hidden's, fixed when captured.
-        stream: a cudaStream_t as a number; None: the current one of hidden's framework. The call may be captured in a graph (ways other
-        than normal and elastic with cpu_sync); nothing is allocated but `out`, if it is not given.
+        tokens: int32 [1] on the device, the number of tokens that count, so that a captured graph is replayed with another one.
+        None: all of hidden's, fixed when captured. stream: a cudaStream_t as a number; None: the current one of hidden's
+        framework. The call may be captured in a graph (ways other than normal and elastic with cpu_sync); nothing is allocated
+        but `out`, if it is not given.
 
         Raises InputError before a launch. Faults are found when the stream has been waited for: throw_if_failed.
         """
         if out is None:
-            out = empty_like(hidden, "out") if not isinstance(hidden, list | tuple) else [empty_like(rank, "out") for rank in hidden]
+            out = (
+                empty_like(hidden, "out") if not isinstance(hidden, list | tuple) else [empty_like(rank, "out") for rank in hidden]
+            )
         self.begin(hidden, ids, weights, step=step, tokens=tokens, stream=stream)
         self.end(out, stream=stream)
         return out
@@ -207,8 +210,8 @@ class DeviceLayer:
     __call__ = forward
 
     def throw_if_failed(self) -> None:
-        """Once the stream has been waited for: raises the FaultError of a rank that gave up, or Error where experts met a count that
-        cannot be."""
+        """Once the stream has been waited for: raises the FaultError of a rank that gave up, or Error where experts met a count
+        that cannot be."""
         self._core.throw_if_failed()
 
     @property

@@ -8,7 +8,8 @@ class Error(Exception):
 
 
 class InputError(Error, ValueError):
-    """Bad arguments, arrays or files. Nothing was computed; ranks that had begun a call of a layer are told and raise FaultError."""
+    """Bad arguments, arrays or files. Nothing was computed; ranks that had begun a call of a layer are told and raise
+    FaultError."""
 
 
 class FaultError(Error, RuntimeError):

@@ -9,8 +9,8 @@ from heddle.options import Quantisation
 
 
 def quantise_fp8(rows: Any, quantisation: Quantisation | None = None) -> tuple[Any, Any]:
-    """rows float32 [R, C] to codes float8_e4m3fn [R, C] and a scale a group, [R, ceil(C / group)]: float8_e8m0fnu, or float32. Raises
-    InputError for other dtypes, and groups other than 128 and 32."""
+    """rows float32 [R, C] to codes float8_e4m3fn [R, C] and a scale a group, [R, ceil(C / group)]: float8_e8m0fnu, or float32.
+    Raises InputError for other dtypes, and groups other than 128 and 32."""
     import ml_dtypes
     import numpy
 

@@ -111,7 +111,8 @@ def run_threads(ranks: int, rank_main: Callable[[_core.Group], Result], deadline
             errors[group.rank] = error
 
     threads = [
-        threading.Thread(target=run, args=(group,), name=f"heddle rank {group.rank}") for group in _core.thread_group(ranks, deadline)
+        threading.Thread(target=run, args=(group,), name=f"heddle rank {group.rank}")
+        for group in _core.thread_group(ranks, deadline)
     ]
     for thread in threads:
         thread.start()

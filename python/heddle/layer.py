@@ -40,8 +40,8 @@ class Workspace:
         self._core.throw_if_aborted()
 
     def reset(self, live: Sequence[bool] | None = None) -> None:
-        """After a fault, by every rank that goes on: meets again, without those that are not live (by rank, all ranks alike; None: as
-        before). Waits up to three deadlines; one that failed may be repeated."""
+        """After a fault, by every rank that goes on: meets again, without those that are not live (by rank, all ranks alike;
+        None: as before). Waits up to three deadlines; one that failed may be repeated."""
         self._core.reset(list(live) if live is not None else None)
 
     def close(self) -> None:
@@ -59,8 +59,8 @@ class Workspace:
 class MoeLayer:
     """One layer on one rank of the host engine. Layers that share a workspace are called one after the other.
 
-    weights: this rank's, of the workspace's layers. options: the same on all ranks. Raises InputError for what does not fit together.
-    """
+    weights: this rank's, of the workspace's layers. options: the same on all ranks. Raises InputError for what does not fit
+    together."""
 
     def __init__(self, workspace: Workspace, weights: RankWeights, options: LayerOptions) -> None:
         self.workspace = workspace
@@ -89,12 +89,12 @@ class MoeLayer:
     ) -> Any:
         """Tokens through the layer; every rank calls, also without tokens.
 
-        hidden: bfloat16 [T, H], this rank's tokens (with tensor_parallel the whole batch); ids: int32 [T, k], -1: no expert; weights:
-        float32 [T, k]; out: bfloat16 [T, H] to write to, None: a new array of hidden's kind. All in C order in host memory, read and
-        written where they are. Returns out.
+        hidden: bfloat16 [T, H], this rank's tokens (with tensor_parallel the whole batch); ids: int32 [T, k], -1: no expert;
+        weights: float32 [T, k]; out: bfloat16 [T, H] to write to, None: a new array of hidden's kind. All in C order in host
+        memory, read and written where they are. Returns out.
 
-        step: the largest batch of any rank and the phase, the same on all ranks. None: the ranks find it out in an exchange of their
-        own, phase being this rank's; then all ranks leave it out.
+        step: the largest batch of any rank and the phase, the same on all ranks. None: the ranks find it out in an exchange of
+        their own, phase being this rank's; then all ranks leave it out.
 
         Raises InputError before anything is sent (the other ranks raise FaultError), FaultError when a rank does not answer within
         the group's deadline or has given up. After either all live ranks call Workspace.reset before the next call.

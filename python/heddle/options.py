@@ -38,7 +38,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Quantisation:
-    """How activations are quantised before a product, and rows on an fp8 wire: values a group (128 or 32) and the scale's format."""
+    """How activations are quantised before a product, and rows on an fp8 wire: values a group (128 or 32) and the scale's
+    format."""
 
     group: int = 128
     scale: ScaleName = "ue8m0"

@@ -53,8 +53,8 @@ class Source:
         shared_intermediate: int = 0,
         seed: int = 0,
     ) -> Source:
-        """Weights drawn from a seed, alike on all ranks. shared_kind: the shared expert's (None: there is none), shared_intermediate
-        its size (0: that of the others)."""
+        """Weights drawn from a seed, alike on all ranks. shared_kind: the shared expert's (None: there is none),
+        shared_intermediate its size (0: that of the others)."""
         return cls(_core.Source.draw(shape, kind, shared_kind, shared_intermediate, seed))
 
     @classmethod
@@ -68,8 +68,8 @@ class Source:
         clamp: float | None = None,
         shared: tuple[Array, Array, Array] | None = None,
     ) -> Source:
-        """bf16 weights in host memory, which are not copied and kept alive: gate and up [experts, D, H], down [experts, H, D]; shared:
-        the shared expert's gate and up [D', H] and down [H, D']."""
+        """bf16 weights in host memory, which are not copied and kept alive: gate and up [experts, D, H], down [experts, H, D];
+        shared: the shared expert's gate and up [D', H] and down [H, D']."""
         return cls(_core.Source.of_arrays(gate, up, down, topk, clamp, shared))
 
     @property

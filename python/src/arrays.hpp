@@ -1,5 +1,5 @@
-// Arrays that Python lends for the length of a call, by DLPack and without a copy: NumPy's (bfloat16 of ml_dtypes too), torch's, and
-// anything else with __dlpack__.
+// Arrays that Python lends for the length of a call, by DLPack and without a copy: NumPy's (bfloat16 of ml_dtypes too), torch's,
+// and anything else with __dlpack__.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -34,14 +34,18 @@ class DeviceContext {
     workspace_ = group_ ? std::make_unique<DeviceWorkspace>(group_->group(), mine, bytes, needs_.configuration)
                         : std::make_unique<DeviceWorkspace>(mine, bytes);
     if (workspace_->ranks() != needs_.ranks) {
-      throw InputError(
-          fmt::format("the layers are placed on {} ranks, the processes bring {}", needs_.ranks, workspace_->ranks()));
+      throw InputError(fmt::format("the layers are placed on {} ranks, the processes bring {}", needs_.ranks, workspace_->ranks()));
     }
   }
   DeviceWorkspace& workspace() const { return *workspace_; }
   const ExchangeMemory& memory() const { return needs_.memory; }
+  /// Held while the group is used, where there is one.
+  std::unique_ptr<RankGroup::Turn> turn(const char* what) const {
+    return group_ ? std::make_unique<RankGroup::Turn>(*group_, what) : nullptr;
+  }
   std::size_t gpu(std::size_t number) const {
-    if (number >= workspace_->gpus()) throw InputError(fmt::format("no GPU number {}: this process has {}", number, workspace_->gpus()));
+    if (number >= workspace_->gpus())
+      throw InputError(fmt::format("no GPU number {}: this process has {}", number, workspace_->gpus()));
     return number;
   }
 
@@ -55,11 +59,13 @@ std::shared_ptr<DeviceContext> make_context(std::shared_ptr<RankGroup> group, in
                                             const nb::list& layers) {
   const DeviceGroupOptions mine{ranks, std::move(devices), deadline_of(deadline)};
   LayerNeeds needs = needs_of(layers);
+  const auto turn = group ? std::make_unique<RankGroup::Turn>(*group, "a new device workspace") : nullptr;
   const nb::gil_scoped_release others_run;
-  return std::make_shared<DeviceContext>(std::move(group), mine, std::move(needs));
+  return std::make_shared<DeviceContext>(group, mine, std::move(needs));
 }
 
 void reset(DeviceContext& self, const std::optional<std::vector<bool>>& live) {
+  const auto turn = self.turn("reset");
   const nb::gil_scoped_release others_run;
   live ? self.workspace().reset(*live) : self.workspace().reset();
 }
@@ -181,12 +187,17 @@ void bind_context(nb::module_& module) {
       .def_prop_ro("gpus", [](const DeviceContext& self) { return self.workspace().gpus(); })
       .def_prop_ro("bytes", [](const DeviceContext& self) { return self.workspace().bytes(); })
       .def_prop_ro("live", [](const DeviceContext& self) { return self.workspace().live(); })
-      .def("device", [](const DeviceContext& self, std::size_t gpu) { return self.workspace().device(self.gpu(gpu)); }, "gpu"_a)
-      .def("first_rank", [](const DeviceContext& self, std::size_t gpu) { return self.workspace().first_rank(self.gpu(gpu)); }, "gpu"_a)
-      .def("ranks_on", [](const DeviceContext& self, std::size_t gpu) { return self.workspace().ranks_on(self.gpu(gpu)); }, "gpu"_a)
+      .def(
+          "device", [](const DeviceContext& self, std::size_t gpu) { return self.workspace().device(self.gpu(gpu)); }, "gpu"_a)
+      .def(
+          "first_rank", [](const DeviceContext& self, std::size_t gpu) { return self.workspace().first_rank(self.gpu(gpu)); },
+          "gpu"_a)
+      .def(
+          "ranks_on", [](const DeviceContext& self, std::size_t gpu) { return self.workspace().ranks_on(self.gpu(gpu)); }, "gpu"_a)
       .def("throw_if_aborted", [](const DeviceContext& self) { self.workspace().throw_if_aborted(); })
-      .def("set_deadline", [](DeviceContext& self, double seconds) { self.workspace().set_deadline(deadline_of(seconds)); },
-           "seconds"_a)
+      .def(
+          "set_deadline", [](DeviceContext& self, double seconds) { self.workspace().set_deadline(deadline_of(seconds)); },
+          "seconds"_a)
       .def("reset", &reset, "live"_a.none());
 }
 

@@ -33,8 +33,9 @@ class RankGroup {
    public:
     Turn(RankGroup& of, const char* what) : of_(of) {
       if (!of_.busy_.test_and_set(std::memory_order_acquire)) return;
-      throw InputError(fmt::format("{} on rank {}: another thread is inside a call of this rank; give every rank a thread of its own",
-                                   what, of_.group_->rank()));
+      throw InputError(
+          fmt::format("{} on rank {}: another thread is inside a call of this rank; give every rank a thread of its own", what,
+                      of_.group_->rank()));
     }
     ~Turn() { of_.busy_.clear(std::memory_order_release); }
     Turn(const Turn&) = delete;

@@ -114,7 +114,8 @@ class RankLayer {
 struct RankLayer::Call {
   Lent hidden, ids, weights, out;
   LayerInput input() const {
-    return {static_cast<int>(hidden.size(0)), hidden.data<const bf16>(), ids.data<const std::int32_t>(), weights.data<const float>()};
+    return {static_cast<int>(hidden.size(0)), hidden.data<const bf16>(), ids.data<const std::int32_t>(),
+            weights.data<const float>()};
   }
 };
 

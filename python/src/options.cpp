@@ -118,12 +118,8 @@ nb::object to_python(const RouterOptions& router) {
 }
 
 RouterOptions router_of(nb::handle router) {
-  return {word(router, "score", tool::scores),
-          field<int>(router, "topk"),
-          field<int>(router, "groups"),
-          field<int>(router, "topk_groups"),
-          field<bool>(router, "renormalise"),
-          field<float>(router, "scale")};
+  return {word(router, "score", tool::scores), field<int>(router, "topk"),         field<int>(router, "groups"),
+          field<int>(router, "topk_groups"),   field<bool>(router, "renormalise"), field<float>(router, "scale")};
 }
 
 }  // namespace heddle::python

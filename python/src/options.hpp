@@ -1,4 +1,5 @@
-// Plain data between Python (python/heddle/options.py) and the library: dataclasses by their attributes, enumerations by their words.
+// Plain data between Python (python/heddle/options.py) and the library: dataclasses by their attributes, enumerations by their
+// words.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -52,8 +52,8 @@ nb::object object_of(const ModelPreset& preset) {
   for (const WeightKind kind : preset.weights) weights.append(tool::word_of(tool::kinds, kind));
   const nb::object shared =
       preset.shared_weights ? nb::cast(tool::word_of(tool::kinds, *preset.shared_weights)) : nb::object(nb::none());
-  return python_class("Preset", module_name)(preset.name, to_python(preset.shape), preset.shared_experts, nb::tuple(weights), shared,
-                                             preset.plan_only, preset.note);
+  return python_class("Preset", module_name)(preset.name, to_python(preset.shape), preset.shared_experts, nb::tuple(weights),
+                                             shared, preset.plan_only, preset.note);
 }
 
 nb::list presets() {
@@ -71,10 +71,13 @@ nb::object bound_of(nb::handle budget) {
 
 void bind_plan(nb::module_& module) {
   module.def("presets", &presets);
-  module.def("preset", [](const std::string& name) { return object_of(find_preset(name)); }, "name"_a);
-  module.def("plan", [](nb::handle request) { return sections_of(make_plan(request_of(request))); }, "request"_a);
+  module.def(
+      "preset", [](const std::string& name) { return object_of(find_preset(name)); }, "name"_a);
+  module.def(
+      "plan", [](nb::handle request) { return sections_of(make_plan(request_of(request))); }, "request"_a);
   module.def("token_bound", &bound_of, "budget"_a);
-  module.def("check_cap", [](nb::handle budget, int cap) { check_cap(budget_of(budget), cap); }, "budget"_a, "cap"_a);
+  module.def(
+      "check_cap", [](nb::handle budget, int cap) { check_cap(budget_of(budget), cap); }, "budget"_a, "cap"_a);
   module.def(
       "budget_plan",
       [](nb::handle budget, nb::handle request, std::optional<int> cap) {

@@ -8,12 +8,12 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "oracle"))
 
-import one_thread  # noqa: E402, F401  before NumPy
-import numpy as np  # noqa: E402
+import one_thread  # before NumPy
+import numpy as np
 
-import heddle  # noqa: E402
-import oracle  # noqa: E402
-from layers import LayerSpec, random_batch, save_layer  # noqa: E402
+import heddle
+import oracle
+from layers import LayerSpec, random_batch, save_layer
 
 SEED = int(os.environ.get("HEDDLE_SEED", "20260"))
 WAYS = ("gather", "normal", "low_latency", "elastic", "one_sided", "mega")

@@ -2,7 +2,7 @@
 
 import unittest
 
-import support  # noqa: F401
+import support
 from support import bits
 
 import heddle

@@ -1,5 +1,5 @@
-"""Layers on a GPU with torch's tensors: several ranks on one GPU against the host engine, captured graphs, wrong tensors. Skipped without
-the CUDA part, torch, or a GPU."""
+"""Layers on a GPU with torch's tensors: several ranks on one GPU against the host engine, captured graphs, wrong tensors. Skipped
+without the CUDA part, torch, or a GPU."""
 
 import unittest
 

@@ -5,7 +5,7 @@ import sys
 import threading
 import unittest
 
-import support  # noqa: F401
+import support
 
 import heddle
 import ml_dtypes
@@ -30,17 +30,17 @@ class Faults(unittest.TestCase):
                 met = threading.Barrier(2)
 
                 def main(group):
-                    layer = self.layer(group, way)  # noqa: B023
+                    layer = self.layer(group, way)
                     group.deadline = SHORT
                     if group.rank == 1:
-                        met.wait()  # noqa: B023  until rank 0 has given up
+                        met.wait()  # until rank 0 has given up
                         return None
                     try:
                         layer.forward(*tokens(), step=heddle.Step(2))
                     except heddle.FaultError as fault:
                         return fault
                     finally:
-                        met.wait()  # noqa: B023
+                        met.wait()
                     return None
 
                 fault, _ = heddle.run_threads(2, main)

@@ -5,7 +5,7 @@ import threading
 import unittest
 from unittest import mock
 
-import support  # noqa: F401
+import support
 
 import heddle
 from heddle import group as bootstrap

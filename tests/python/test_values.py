@@ -97,7 +97,7 @@ class Types(unittest.TestCase):
 
     def test_mypy(self):
         try:
-            import mypy  # noqa: F401
+            import mypy
         except ImportError:
             self.skipTest("mypy is not here (tests/python/requirements.txt)")
         done = subprocess.run([sys.executable, "-m", "mypy"], cwd=HERE.parent.parent, capture_output=True, text=True, check=False)

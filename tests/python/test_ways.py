@@ -74,7 +74,7 @@ class Ways(unittest.TestCase):
 
         for way in WAYS:
             with self.subTest(way=way):
-                outputs = heddle.run_threads(3, lambda group: main(group, way))  # noqa: B023
+                outputs = heddle.run_threads(3, lambda group: main(group, way))
                 self.assertEqual([len(out) for out in outputs], [0, 20, 0])
                 self.check(saved, outputs[1], way, 3)
 
@@ -103,7 +103,7 @@ class Ways(unittest.TestCase):
                 options = heddle.LayerOptions(way=way, cap=20, tensor_parallel=True)
 
                 def main(group):
-                    layer = heddle.MoeLayer.create(group, saved.source, options)  # noqa: B023
+                    layer = heddle.MoeLayer.create(group, saved.source, options)
                     return layer.forward(saved.batch.hidden, saved.batch.ids, saved.batch.weights, step=heddle.Step(20))
 
                 for out in heddle.run_threads(2, main):
@@ -164,9 +164,15 @@ class Ways(unittest.TestCase):
 
 
 LAUNCHERS = {
-    "torchrun": lambda rank, ranks: {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "localhost"}
-    | {"MASTER_PORT": 29511, "LOCAL_RANK": rank, "TORCHELASTIC_RUN_ID": "none"},
-    "mpirun": lambda rank, ranks: {"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": ranks, "OMPI_COMM_WORLD_LOCAL_SIZE": ranks},
+    "torchrun": lambda rank, ranks: (
+        {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "localhost"}
+        | {"MASTER_PORT": 29511, "LOCAL_RANK": rank, "TORCHELASTIC_RUN_ID": "none"}
+    ),
+    "mpirun": lambda rank, ranks: {
+        "OMPI_COMM_WORLD_RANK": rank,
+        "OMPI_COMM_WORLD_SIZE": ranks,
+        "OMPI_COMM_WORLD_LOCAL_SIZE": ranks,
+    },
 }
 
 
