@@ -11,7 +11,9 @@ One rank, from a checkpoint to outputs, on the host engine:
 from heddle import formats
 from heddle._core import Group, join_group, thread_group
 from heddle._core import version as __version__
+from heddle.checking import reference
 from heddle.errors import Error, FaultError, InputError
+from heddle.exchange import Arrived, Exchange, ExchangeOptions
 from heddle.group import join, run_threads
 from heddle.layer import MoeLayer, Workspace, workspace_bytes
 from heddle.options import (
@@ -37,11 +39,13 @@ from heddle.planning import (
     presets,
     token_bound,
 )
-from heddle.checking import reference
 from heddle.source import RankWeights, Source
 
 __all__ = [
+    "Arrived",
     "Error",
+    "Exchange",
+    "ExchangeOptions",
     "FaultError",
     "Group",
     "InputError",

@@ -13,6 +13,7 @@ WireName = Literal["bf16", "fp8", "nvfp4"]
 ScaleName = Literal["ue8m0", "f32"]
 WeightKindName = Literal["bf16", "fp8_block", "mxfp4", "nvfp4", "mxfp8"]
 PhaseName = Literal["decode", "prefill"]
+LayoutName = Literal["contiguous", "masked", "routed"]
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class LayerReport:
     gemm2: PhaseReport
     combine: PhaseReport
     shared_seconds: float
-    layout: Literal["contiguous", "masked", "routed"]
+    layout: LayoutName
     """How arrived rows lay."""
     host_waited: bool
     rows_sent: int

@@ -13,6 +13,7 @@ NB_MODULE(_core, module) {
   module.attr("version") = std::string(heddle::version);
   bind_group(module);
   bind_source(module);
+  bind_exchange(module);
   bind_layer(module);
   bind_plan(module);
   bind_formats(module);
