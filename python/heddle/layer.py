@@ -99,7 +99,7 @@ class MoeLayer:
         Raises InputError before anything is sent (the other ranks raise FaultError), FaultError when a rank does not answer within
         the group's deadline or has given up. After either all live ranks call Workspace.reset before the next call.
         """
-        if out is None:
+        if out is None:  # what is no array is refused by the call itself, which tells the other ranks
             out = empty_like(hidden, "out") if hasattr(hidden, "__dlpack__") else hidden
         self._forward(hidden, ids, weights, out, step, phase)
         return out

@@ -20,10 +20,8 @@ struct NumpyNames {
   }
 };
 
-const NumpyNames& numpy_names() {
-  static const auto* names = new NumpyNames();  // never freed: the interpreter may be gone when statics are destroyed
-  return *names;
-}
+// Never freed: the interpreter may be gone when statics are destroyed.
+const NumpyNames* numpy_names = nullptr;
 
 std::string class_name(nb::handle object) { return nb::str(nb::inst_name(object)).c_str(); }
 
@@ -87,7 +85,7 @@ std::string shape_text(const nb::ndarray<nb::ro>& array) {
 
 /// Lends it, or says why it cannot.
 nb::ndarray<nb::ro> lend(nb::handle object, const Wanted& wanted, bool& is_numpy_bf16) {
-  const NumpyNames& numpy = numpy_names();
+  const NumpyNames& numpy = *numpy_names;
   nb::object lender = nb::borrow(object);
   is_numpy_bf16 = numpy.is_bfloat16(object);
   if (is_numpy_bf16) lender = object.attr("view")(numpy.uint16);
@@ -134,6 +132,8 @@ bool is_there(const nb::ndarray<nb::ro>& array, std::optional<int> gpu) {
 }
 
 }  // namespace
+
+void prepare_arrays() { numpy_names = new NumpyNames(); }
 
 Lent::Lent(nb::handle object, const Wanted& wanted) {
   bool is_numpy_bf16 = false;

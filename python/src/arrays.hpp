@@ -53,6 +53,10 @@ class Lent {
   nb::ndarray<nb::ro> array_;
 };
 
+/// Once, when the module is loaded: imports NumPy and ml_dtypes. Not at first use, where a thread that imports lets the interpreter
+/// go while others come here.
+void prepare_arrays();
+
 /// Where any array's memory begins, for tests of copies.
 std::size_t address_of(nb::handle object);
 

@@ -10,6 +10,7 @@
 NB_MODULE(_core, module) {
   using namespace heddle::python;
   translate_errors();
+  prepare_arrays();
   module.attr("version") = std::string(heddle::version);
   bind_group(module);
   bind_source(module);

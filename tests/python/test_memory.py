@@ -103,13 +103,24 @@ class Memory(unittest.TestCase):
 
     def test_a_second_thread_is_refused(self):
         group = heddle.thread_group(2, deadline=20)
-        waiting = threading.Thread(target=group[0].barrier)
-        waiting.start()
-        time.sleep(0.1)
-        with self.assertRaisesRegex(heddle.InputError, "another thread is inside a call of this rank"):
-            group[0].barrier()
+        refused, messages = threading.Event(), []
+
+        def come():
+            try:
+                group[0].barrier()
+            except heddle.InputError as error:
+                messages.append(str(error))
+                refused.set()
+
+        threads = [threading.Thread(target=come) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        self.assertTrue(refused.wait(20))  # one of them is inside, and waits for rank 1
         group[1].barrier()
-        waiting.join()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(len(messages), 1)
+        self.assertIn("another thread is inside a call of this rank", messages[0])
 
 
 if __name__ == "__main__":
