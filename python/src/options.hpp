@@ -17,7 +17,7 @@ namespace nb = nanobind;
 /// An attribute as a C++ value; TypeError that names it where it is something else.
 template <class Value>
 Value field(nb::handle object, const char* name) {
-  Value value;
+  Value value{};
   const nb::object attribute = object.attr(name);
   if (nb::try_cast(attribute, value)) return value;
   throw nb::type_error(fmt::format("{}.{} cannot be {}", nb::inst_name(object).c_str(), name, nb::repr(attribute).c_str()).c_str());
