@@ -1,8 +1,10 @@
 """A decode loop of a small MoE transformer block with NumPy: attention on the rank that has the request, experts spread over four
-ranks (threads of this program), next tokens taken greedily. One rank with all requests and all experts must write the same
-tokens.
+ranks (threads of this program), next tokens taken greedily.
 
-    python3 examples/python/numpy_layer.py [way]
+    python3 examples/python/numpy_layer.py [low_latency|mega]
+
+One rank with all requests and all experts must write the same tokens: these ways sum a token's results at home, in an order that the
+number of ranks does not change. (The others round partial sums of every rank, so that a token may differ.)
 """
 
 import sys
