@@ -1,0 +1,234 @@
+"""The layer on GPUs: every call queues kernels on a stream and returns. Needs a build with the CUDA part and Hopper GPUs.
+
+One process a GPU, one rank a process, as under torchrun: every process makes a DeviceWorkspace over the group that heddle.join()
+gave, and a DeviceLayer in it. One process with several GPUs, or several ranks a GPU, has a layer a GPU and lists of arrays, one a
+rank.
+
+Arrays are torch's or CuPy's, lent by DLPack: read and written where they are, on the device of the layer. No synchronisation is
+asked of them: what makes them and what uses the outputs belongs on the same stream, or is ordered with it by the caller. They
+stay alive and unchanged until the call has run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from heddle import _core
+from heddle.arrays import empty_like
+from heddle.errors import Error, InputError
+from heddle.layer import Layers
+from heddle.options import LayerOptions, Step
+from heddle.source import RankWeights
+
+
+def is_built() -> bool:
+    """Was this package built with the CUDA part?"""
+    return hasattr(_core, "DeviceContext")
+
+
+def gpus_present() -> int:
+    """GPUs that this process sees; 0 without the CUDA part."""
+    return _core.gpus_present() if is_built() else 0
+
+
+def _need_cuda_part() -> None:
+    if not is_built():
+        raise Error("this package was built without the CUDA part: nvcc 13 was not found when it was installed (docs/python.md)")
+
+
+@dataclass(frozen=True)
+class DeviceSeconds:
+    """Of the last call on one GPU, measured with events."""
+
+    dispatch: float
+    experts: float
+    """Of all its ranks."""
+    shared: float
+    """On the second stream, beside the others."""
+    combine: float
+
+
+def current_stream(array: Any) -> int:
+    """The cudaStream_t on which the array's framework queues its work now: torch's or CuPy's current stream."""
+    framework = type(array).__module__.partition(".")[0]
+    if framework == "cupy":
+        return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
+    if "torch" in sys.modules and isinstance(array, sys.modules["torch"].Tensor):
+        return int(sys.modules["torch"].cuda.current_stream(array.device).cuda_stream)
+    raise InputError(f"no current stream is known of a {type(array).__name__}: give stream=, a cudaStream_t as a number")
+
+
+def _lend(array: Any) -> Any:
+    """By DLPack, without waiting for anything (-1): the stream's order is the caller's."""
+    return array.__dlpack__(stream=-1) if hasattr(array, "__dlpack__") else array
+
+
+class DeviceWorkspace:
+    """The symmetric heap of one context on this process's GPUs, shared by the layers that use it.
+
+    layers: weights and options of each, as for Workspace. group: of processes, one member each (None: this process has all GPUs
+    of the group); devices: this process's GPUs as it numbers them; ranks: of this process, spread over its GPUs; deadline:
+    seconds of the longest wait of kernels. Collective. Raises InputError for GPUs that cannot reach each other or lack the
+    memory, FaultError for a process that does not come."""
+
+    def __init__(
+        self,
+        layers: Layers,
+        *,
+        group: _core.Group | None = None,
+        devices: Sequence[int] = (0,),
+        ranks: int = 1,
+        deadline: float = 30.0,
+    ) -> None:
+        _need_cuda_part()
+        self._core = _core.DeviceContext(
+            group, ranks, list(devices), deadline, [(weights._core, options) for weights, options in layers]
+        )
+
+    @property
+    def ranks(self) -> int:
+        """Of all processes."""
+        return self._core.ranks
+
+    @property
+    def gpus(self) -> int:
+        """Of this process."""
+        return self._core.gpus
+
+    @property
+    def bytes(self) -> int:
+        """Of each rank's part."""
+        return self._core.bytes
+
+    @property
+    def live(self) -> list[bool]:
+        """By rank: which go on after the last reset."""
+        return self._core.live
+
+    def device(self, gpu: int = 0) -> int:
+        """The CUDA device of GPU number `gpu` of this process."""
+        return self._core.device(gpu)
+
+    def first_rank(self, gpu: int = 0) -> int:
+        return self._core.first_rank(gpu)
+
+    def ranks_on(self, gpu: int = 0) -> int:
+        return self._core.ranks_on(gpu)
+
+    def throw_if_aborted(self) -> None:
+        """Raises the FaultError of the first rank of this process that gave up, or left a call because of one that did. Looks at
+        host memory only; for what a stream does, synchronise it first."""
+        self._core.throw_if_aborted()
+
+    def set_deadline(self, seconds: float) -> None:
+        """Longest wait of kernels from now on, of captured graphs too. This process only."""
+        self._core.set_deadline(seconds)
+
+    def reset(self, live: Sequence[bool] | None = None) -> None:
+        """After a fault, by every process that goes on: waits for its GPUs, meets the others without ranks that are not live."""
+        self._core.reset(list(live) if live is not None else None)
+
+
+class DeviceLayer:
+    """One layer on GPU number `gpu` of a workspace, for all ranks that live there. All memory is taken here.
+
+    weights: of those ranks, in their order; read here and not needed later. sms: CTAs a GPU for the transfer, 0: all SMs. timed:
+    events around the parts of a call (`seconds`). Raises InputError for what does not fit together or what GPUs do not compute
+    (docs/gpu.md)."""
+
+    def __init__(
+        self,
+        workspace: DeviceWorkspace,
+        weights: RankWeights | Sequence[RankWeights],
+        options: LayerOptions,
+        *,
+        gpu: int = 0,
+        sms: int = 0,
+        timed: bool = False,
+    ) -> None:
+        _need_cuda_part()
+        of_ranks = [weights] if isinstance(weights, RankWeights) else list(weights)
+        self.workspace = workspace
+        self.options = options
+        self.gpu = gpu
+        self._core = _core.RankDeviceLayer(workspace._core, gpu, [rank._core for rank in of_ranks], options, sms, timed)
+        self._begun: Any = None
+
+    def begin(self, hidden: Any, ids: Any, weights: Any, *, step: Step, tokens: Any = None, stream: int | None = None) -> None:
+        """First part of a call; see forward. With ways whose host waits for counts (normal, elastic with cpu_sync) every GPU of
+        this process begins before one of them ends."""
+        inputs = [_of_ranks(given) for given in (hidden, ids, weights)]
+        counts = [None] * len(inputs[0]) if tokens is None else _of_ranks(tokens)
+        if len({len(inputs[0]), len(inputs[1]), len(inputs[2]), len(counts)}) != 1:
+            raise InputError("hidden, ids, weights and tokens are of different numbers of ranks")
+        ranks = [
+            (*map(_lend, three), None if count is None else _lend(count)) for *three, count in zip(*inputs, counts, strict=True)
+        ]
+        self._core.begin(ranks, step, current_stream(inputs[0][0]) if stream is None else stream)
+        self._begun = (inputs, counts)  # alive until the call has ended
+
+    def end(self, out: Any, *, stream: int | None = None) -> None:
+        """Second part: experts and outputs."""
+        outputs = _of_ranks(out)
+        self._core.end([_lend(of_rank) for of_rank in outputs], current_stream(outputs[0]) if stream is None else stream)
+        self._begun = None
+
+    def forward(
+        self,
+        hidden: Any,
+        ids: Any,
+        weights: Any,
+        out: Any = None,
+        *,
+        step: Step,
+        tokens: Any = None,
+        stream: int | None = None,
+    ) -> Any:
+        """Tokens through the layer, queued on a stream; every rank calls, also without tokens. Returns out.
+
+        hidden: bfloat16 [T, H] of a rank (with tensor_parallel the whole batch); ids: int32 [T, k], -1: no expert; weights: float32
+        [T, k]; out: bfloat16 [T, H], None: a new array. All in C order on this layer's device, hidden and out 16-byte aligned. With
+        several ranks a GPU each of them is a list, by rank. step: the same on all ranks.
+
+        tokens: int32 [1] on the device, the number of tokens that count, so that a captured graph is replayed with another one.
+        None: all of hidden's, fixed when captured. stream: a cudaStream_t as a number; None: the current one of hidden's
+        framework. The call may be captured in a graph (ways other than normal and elastic with cpu_sync); nothing is allocated
+        but `out`, if it is not given.
+
+        Raises InputError before a launch. Faults are found when the stream has been waited for: throw_if_failed.
+        """
+        if out is None:
+            out = (
+                empty_like(hidden, "out") if not isinstance(hidden, list | tuple) else [empty_like(rank, "out") for rank in hidden]
+            )
+        self.begin(hidden, ids, weights, step=step, tokens=tokens, stream=stream)
+        self.end(out, stream=stream)
+        return out
+
+    __call__ = forward
+
+    def throw_if_failed(self) -> None:
+        """Once the stream has been waited for: raises the FaultError of a rank that gave up, or Error where experts met a count
+        that cannot be."""
+        self._core.throw_if_failed()
+
+    @property
+    def seconds(self) -> DeviceSeconds:
+        """With timed, of the last call, which must have run and not have been captured."""
+        return self._core.seconds
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of device memory, of all local ranks."""
+        return self._core.weight_bytes
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Of device memory beside weights, heap and exchange."""
+        return self._core.buffer_bytes
+
+
+def _of_ranks(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list | tuple) else [given]

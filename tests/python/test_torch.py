@@ -1,0 +1,134 @@
+"""The layer with tensors of PyTorch on the host engine: without copies, as an operator, under torch.compile."""
+
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import support
+from support import bits
+
+import heddle
+import ml_dtypes
+import numpy as np
+
+try:
+    import torch
+
+    import heddle.torch
+except ImportError as error:
+    torch, missing = None, str(error)
+
+SHAPE = heddle.LayerShape(hidden=128, intermediate=64, experts=4, topk=2)
+
+
+def arrays(count=3):
+    random = np.random.default_rng(support.SEED)
+    hidden = random.normal(size=(count, 128)).astype(ml_dtypes.bfloat16)
+    ids = np.tile(np.array([0, 3], np.int32), (count, 1))
+    return hidden, ids, random.random((count, 2)).astype(np.float32)
+
+
+def tensors(count=3):
+    hidden, ids, weights = arrays(count)
+    return torch.from_numpy(bits(hidden)).view(torch.bfloat16), torch.from_numpy(ids), torch.from_numpy(weights)
+
+
+def create(group):
+    return heddle.MoeLayer.create(group, heddle.Source.synthetic(SHAPE), heddle.LayerOptions(cap=4))
+
+
+@unittest.skipIf(torch is None, f"torch is not here: {None if torch else missing}")
+class Torch(unittest.TestCase):
+    def setUp(self):
+        self.layer = create(heddle.thread_group(1)[0])
+        self.expected = bits(self.layer.forward(*arrays()))
+
+    def assert_expected(self, out):
+        self.assertEqual((out.dtype, tuple(out.shape)), (torch.bfloat16, (3, 128)))
+        np.testing.assert_array_equal(out.view(torch.uint16).numpy(), self.expected)
+
+    def test_tensors_are_not_copied(self):
+        given = tensors()
+        for tensor in given:
+            self.assertEqual(heddle._core.address_of(tensor), tensor.data_ptr())
+        out = torch.zeros((5, 128), dtype=torch.bfloat16)
+        result = self.layer.forward(*given, out=out[1:4])
+        self.assertEqual(result.data_ptr(), out[1:4].data_ptr())
+        self.assert_expected(out[1:4])
+        self.assert_expected(self.layer.forward(*given))
+
+    def test_wrong_tensors(self):
+        hidden, ids, weights = tensors()
+        for given, words in (
+            ((hidden.float(), ids, weights), "hidden: expected bfloat16 .* got float32"),
+            ((hidden.half(), ids, weights), "hidden: expected bfloat16 .* got float16"),
+            ((hidden, ids.long(), weights), "ids: expected int32 .* got int64"),
+            ((hidden.T.contiguous().T, ids, weights), "strides"),
+        ):
+            with self.subTest(words=words), self.assertRaisesRegex((heddle.InputError, TypeError), words):
+                self.layer.forward(*given)
+            self.layer.workspace.reset()
+
+    def test_operator(self):
+        module = heddle.torch.MoeModule(self.layer)
+        self.assert_expected(module(*tensors(), heddle.Step(3)))
+        self.assert_expected(module(*tensors()))
+        torch.library.opcheck(heddle.torch.moe, (*tensors(), module._number, 3, False))
+        del self.layer
+        number = module._number
+        del module
+        with self.assertRaisesRegex(heddle.InputError, "gone"):
+            heddle.torch.moe(*tensors(), number, 3, False)
+
+    def test_fake_tensors(self):
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        module = heddle.torch.MoeModule(self.layer)
+        with FakeTensorMode() as mode:
+            given = [mode.from_tensor(tensor) for tensor in tensors()]
+            out = module(*given, heddle.Step(3))
+            self.assertEqual((out.dtype, tuple(out.shape)), (torch.bfloat16, (3, 128)))
+            with self.assertRaisesRegex(Exception, "ids: expected int32"):
+                module(given[0], given[1].long(), given[2], heddle.Step(3))
+
+    def test_compiled(self):
+        module = heddle.torch.MoeModule(self.layer)
+
+        def block(hidden, ids, weights):
+            return module(hidden * 1.0, ids, weights, heddle.Step(3)) + 0
+
+        compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
+        self.assert_expected(compiled(*tensors()))
+
+    def test_two_ranks(self):
+        def main(group):
+            return heddle.torch.MoeModule(create(group))(*tensors(), heddle.Step(3))
+
+        for out in heddle.run_threads(2, main):
+            self.assert_expected(out)
+
+
+PROCESS_GROUP = """
+import sys, torch, heddle
+torch.distributed.init_process_group("gloo")
+group = heddle.join(process_group=True, deadline=20)
+assert (group.rank, group.ranks) == (torch.distributed.get_rank(), 2)
+assert group.exchange(str(group.rank)) == ["0", "1"]
+torch.distributed.destroy_process_group()
+"""
+
+
+@unittest.skipIf(torch is None, f"torch is not here: {None if torch else missing}")
+class Launched(unittest.TestCase):
+    def test_a_process_group_of_torch(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".py") as program:
+            program.write(PROCESS_GROUP)
+            program.flush()
+            command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", program.name]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

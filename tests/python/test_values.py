@@ -1,0 +1,108 @@
+"""Routers, formats, plans and budgets through Python, and the package's types."""
+
+import inspect
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+from support import HERE, SEED, save
+
+import formats
+import heddle
+import numpy as np
+from heddle import _core
+
+
+class Formats(unittest.TestCase):
+    def test_quantisation_is_the_oracles(self):
+        rows = np.random.default_rng(SEED).normal(size=(5, 200)).astype(np.float32)
+        for group in (128, 32):
+            for scale in ("ue8m0", "f32"):
+                with self.subTest(group=group, scale=scale):
+                    how = heddle.Quantisation(group, scale)
+                    codes, scales = heddle.formats.quantise_fp8(rows, how)
+                    expected_codes, expected_scales = formats.quantise_e4m3(rows, group, scale)
+                    np.testing.assert_array_equal(codes.view(np.uint8), np.asarray(expected_codes).view(np.uint8))
+                    np.testing.assert_array_equal(scales.astype(np.float64), np.asarray(expected_scales).astype(np.float64))
+                    widened = heddle.formats.widen_fp8(codes, scales, how)
+                    exact = formats.widen_e4m3(expected_codes, expected_scales, group)
+                    np.testing.assert_array_equal(widened, exact.astype(np.float32))
+
+    def test_refusals(self):
+        with self.assertRaisesRegex(heddle.InputError, "rows: expected float32"):
+            heddle.formats.quantise_fp8(np.zeros((2, 64)))
+        with self.assertRaisesRegex(heddle.InputError, "48"):
+            heddle.formats.quantise_fp8(np.zeros((2, 64), np.float32), heddle.Quantisation(48))
+
+
+class Router(unittest.TestCase):
+    def test_choices_are_the_oracles(self):
+        with tempfile.TemporaryDirectory() as folder:
+            router = {"score": "softmax", "topk": 3, "renormalise": True}
+            saved = save(Path(folder), router=router)
+            source = heddle.Source.open(saved.path)
+            self.assertTrue(source.has_router)
+            self.assertEqual(source.router.topk, 3)
+            ids, weights = source.route(saved.batch.hidden)
+            self.assertEqual((ids.shape, ids.dtype, weights.dtype), ((20, 3), np.int32, np.float32))
+            np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-5)
+            logits = saved.batch.hidden.astype(np.float64) @ saved.layer.router.weight.astype(np.float64).T
+            np.testing.assert_array_equal(ids, np.argsort(-logits, axis=1, kind="stable")[:, :3])
+
+
+class Plans(unittest.TestCase):
+    def test_a_plan_is_the_commands(self):
+        request = heddle.PlanRequest.of_preset("deepseek-v3", ranks=8, tokens=64)
+        sections = {section.name: section for section in heddle.plan(request)}
+        pairs = {quantity.name: quantity for quantity in sections["load"].quantities}["pairs"]
+        self.assertEqual((pairs.value, pairs.unit), (4096, "count"))
+        self.assertIn("deepseek-v3", [preset.name for preset in heddle.presets()])
+
+    def test_budget(self):
+        budget = heddle.TokenBudget(decode_graphs=[8, 64], speculative_rows=3, prefill_chunk=1001, data_parallel_groups=2)
+        bound = heddle.token_bound(budget)
+        self.assertEqual((bound.decode, bound.prefill, bound.cap), (192, 501, 501))
+        heddle.check_cap(budget, 501)
+        with self.assertRaisesRegex(heddle.InputError, "501.*500"):
+            heddle.check_cap(budget, 500)
+        with self.assertRaisesRegex(heddle.InputError, "-1 is no bound"):
+            heddle.token_bound(heddle.TokenBudget(prefill_chunk=-1))
+        request = heddle.PlanRequest.of_preset("deepseek-v3", ranks=8, tokens=1)
+        self.assertTrue(heddle.budget_plan(budget, request))
+
+    def test_refusals(self):
+        with self.assertRaisesRegex(heddle.InputError, "deepseek-v3"):
+            heddle.preset("deepseek-v9")
+        with self.assertRaisesRegex(heddle.InputError, "h200"):
+            heddle.plan(heddle.PlanRequest.of_preset("deepseek-v3", ranks=8, tokens=64, machine="abacus"))
+
+
+class Types(unittest.TestCase):
+    def test_the_stub_has_what_the_module_has(self):
+        stub = (Path(heddle.__file__).parent / "_core.pyi").read_text()
+        host, device = stub.split("# With the CUDA part only.")
+        named = set(re.findall(r"^(?:class|def) (\w+)", host, re.MULTILINE))
+        on_gpus = set(re.findall(r"^(?:class|def) (\w+)", device, re.MULTILINE))
+        there = {name for name, value in vars(_core).items() if not name.startswith("_") and callable(value)}
+        self.assertEqual(there, named | on_gpus if hasattr(_core, "DeviceContext") else named)
+
+    def test_everything_public_says_what_it_is(self):
+        for name in heddle.__all__:
+            value = getattr(heddle, name)
+            if inspect.isclass(value) or inspect.isfunction(value):
+                self.assertTrue(inspect.getdoc(value), name)
+
+    def test_mypy(self):
+        try:
+            import mypy
+        except ImportError:
+            self.skipTest("mypy is not here (tests/python/requirements.txt)")
+        done = subprocess.run([sys.executable, "-m", "mypy"], cwd=HERE.parent.parent, capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
