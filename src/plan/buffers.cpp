@@ -79,6 +79,7 @@ Buffer article_buffer(Way way, const PlanRequest& request) {
       return {{region("arrived", size.group_rows, size.row + size.routing, "a block a source, ranks x cap"),
                region("results", size.group_rows, size.returned_row, "the same rows on the way back")}};
     case Way::mega:
+    case Way::automatic:  // no way of its own
       break;
   }
   return fused_buffer(request.shape, request.ranks, request.cap, fused_arrived(request.cap), request.shared_experts,
