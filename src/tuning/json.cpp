@@ -125,6 +125,8 @@ TuningTable TuningTable::parse(const std::string& text, const std::string& whose
   } catch (const nlohmann::json::parse_error& error) {
     throw InputError(fmt::format("{}: no JSON from byte {} on; a tuning table is wanted, as `heddle tune` writes it", whose,
                                  error.byte));
+  } catch (const nlohmann::json::out_of_range&) {
+    throw InputError(fmt::format("{}: it has a number that is beyond any time or size", whose));
   }
   const Place top{json, whose};
   if (const int version = top.at("heddle_tuning").size(); version != format)
