@@ -1,4 +1,5 @@
-// Way auto: the table's best way, the same on all ranks, with that way's bits; tables that differ are refused; memory is known before.
+// Way auto: the table's best way, the same on all ranks, with that way's bits; tables that differ are refused; memory is known
+// before.
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -210,7 +211,8 @@ TEST(LayerAuto, AWorkspacesBytesAreKnownBeforeItIsMade) {
       EXPECT_EQ(workspace.bytes(), plan.heap_bytes);
       std::vector<MoeLayer> made;
       for (std::size_t n = 0; n < cases.size(); ++n)
-        made.emplace_back(workspace, plan.memory, LayerWeights::load(sources[n], cases[n].placement, group.rank()), cases[n].options);
+        made.emplace_back(workspace, plan.memory, LayerWeights::load(sources[n], cases[n].placement, group.rank()),
+                          cases[n].options);
       for (std::size_t n = 0; n < cases.size(); ++n) call(cases[n], made[n], draw_tokens(cases[n], seed), group.rank());
       EXPECT_EQ(workspace.bytes(), plan.heap_bytes) << "layers and calls take no more";
       workspace.close();
@@ -273,7 +275,8 @@ TEST(LayerAuto, ARouterThatDoesNotFitIsRefusedWhenTheLayerIsMade) {
   router.topk = c.layer.shape.topk;
   EXPECT_NE(make(std::nullopt, true).find("no router"), std::string::npos);
   EXPECT_EQ(make(LayerRouter{layer.router_weights(), {}, router}, true), "");
-  EXPECT_NE(make(LayerRouter{std::span<const float>(layer.router_weights()).subspan(1), {}, router}, false).find("weights"), std::string::npos);
+  EXPECT_NE(make(LayerRouter{std::span<const float>(layer.router_weights()).subspan(1), {}, router}, false).find("weights"),
+            std::string::npos);
   router.topk += 1;
   EXPECT_NE(make(LayerRouter{layer.router_weights(), {}, router}, false).find("chooses"), std::string::npos);
 }

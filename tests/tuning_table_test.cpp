@@ -1,5 +1,5 @@
-// Tuning tables: what lies between measured sizes, which entry stands in for a shape, JSON there and back, damaged JSON refused with
-// what and where, and the choice from a table or from the planner's model.
+// Tuning tables: what lies between measured sizes, which entry stands in for a shape, JSON there and back, damaged JSON refused
+// with what and where, and the choice from a table or from the planner's model.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -124,7 +124,8 @@ TEST(TuningTable, JsonThereAndBack) {
   EXPECT_EQ(back.entries()[1].key, second);
   EXPECT_DOUBLE_EQ(*back.entries()[1].us(Way::one_sided, 8), 1.0 / 3.0);
 
-  const std::filesystem::path file = std::filesystem::temp_directory_path() / ("heddle_tuning_" + std::to_string(getpid()) + ".json");
+  const std::filesystem::path file =
+      std::filesystem::temp_directory_path() / ("heddle_tuning_" + std::to_string(getpid()) + ".json");
   table.write(file.string());
   EXPECT_EQ(TuningTable::read(file.string()).fingerprint(), table.fingerprint());
   std::filesystem::remove(file);
@@ -192,7 +193,8 @@ TEST(TuningTable, TheChoiceIsTheFastestThatWasMeasured) {
   const PlanRequest request = request_of(key_of());
   EXPECT_EQ(choose_way(table, key_of(), request, measured_ways, 8).way, Way::gather);
   EXPECT_EQ(choose_way(table, key_of(), request, measured_ways, 128).way, Way::mega);
-  EXPECT_EQ(choose_way(table, key_of(), request, measured_ways, 0).way, Way::gather) << "a step without tokens is one of the smallest";
+  EXPECT_EQ(choose_way(table, key_of(), request, measured_ways, 0).way, Way::gather)
+      << "a step without tokens is one of the smallest";
   const WayChoice without = choose_way(table, key_of(), request, std::vector{Way::low_latency, Way::mega}, 8);
   EXPECT_EQ(without.way, Way::mega) << "what was not measured is left out where something was";
   EXPECT_THAT(without.text(), AllOf(HasSubstr("mega"), HasSubstr("40.0 us"), HasSubstr("not measured"), HasSubstr("test machine")));

@@ -36,8 +36,7 @@ enum class Way : std::uint8_t {
   automatic,  ///< one of the others, chosen by a layer call by call (docs/choosing.md); no exchange is made of it
 };
 /// The ways that there are, `automatic` not among them.
-inline constexpr std::array<Way, 6> real_ways{Way::gather,  Way::normal,    Way::low_latency,
-                                              Way::elastic, Way::one_sided, Way::mega};
+inline constexpr std::array<Way, 6> real_ways{Way::gather, Way::normal, Way::low_latency, Way::elastic, Way::one_sided, Way::mega};
 
 /// Where a token's results are first summed (elastic): on the expert's rank, or at home from one row a choice.
 enum class Reduce : std::uint8_t { rank, home };

@@ -132,9 +132,9 @@ struct ContextLayer {
 
 /// What layers that share a workspace need, known before anything is allocated.
 struct ContextPlan {
-  ExchangeMemory memory;      ///< for all that is made in the workspace
+  ExchangeMemory memory;       ///< for all that is made in the workspace
   std::size_t heap_bytes = 0;  ///< of every rank's part: what Workspace and DeviceWorkspace take
-  std::string configuration;  ///< what ranks compare
+  std::string configuration;   ///< what ranks compare
 };
 /// Throws InputError as exchange_options, and where placements have different numbers of ranks.
 ContextPlan plan_context(std::span<const ContextLayer> layers);

@@ -34,8 +34,7 @@ void add(LayerReport& sum, const LayerReport& more) {
   }
   sum.shared_seconds += more.shared_seconds;
   sum.experts_seconds += more.experts_seconds;
-  for (const auto rows :
-       {&LayerReport::rows_sent, &LayerReport::rows_received, &LayerReport::rows_real, &LayerReport::rows_room}) {
+  for (const auto rows : {&LayerReport::rows_sent, &LayerReport::rows_received, &LayerReport::rows_real, &LayerReport::rows_room}) {
     sum.*rows += more.*rows;
   }
   sum.layout = more.layout;
@@ -73,7 +72,8 @@ void LayerBodies::forward(const LayerInput& input, const Step& step, bf16* out) 
   for (int pass = 0; pass < passes.count; ++pass) {
     const int first = passes.first(pass);
     const int tokens = passes.tokens(pass, input.tokens);
-    bf16* to = tokens == 0 || out == nullptr ? out : out + static_cast<std::size_t>(first) * static_cast<std::size_t>(shape_.hidden);
+    bf16* to =
+        tokens == 0 || out == nullptr ? out : out + static_cast<std::size_t>(first) * static_cast<std::size_t>(shape_.hidden);
     body.forward(part(input, first, tokens), passes.step(pass, step), to);
     add(report, body.report());
   }
@@ -97,6 +97,8 @@ void LayerBodies::forward(int tokens, const bf16* hidden, const Step& step, bf16
   forward(input, step, out);
 }
 
-WayChoice LayerBodies::explain(const Step& step) const { return chooser_.explain(Passes::of(options_, ranks_, step).step(0, step)); }
+WayChoice LayerBodies::explain(const Step& step) const {
+  return chooser_.explain(Passes::of(options_, ranks_, step).step(0, step));
+}
 
 }  // namespace heddle

@@ -54,8 +54,8 @@ void LayerBody::check_whole(const LayerInput& input, const Step& step, const bf1
   if (options_.tensor_parallel) return check_whole_batch(input, step);
   if (input.tokens >= 0 && input.tokens <= step.max_tokens) return;
   refuse_(static_cast<std::uint64_t>(step.max_tokens), static_cast<std::uint64_t>(input.tokens));
-  throw InputError(fmt::format("rank {} brings {} tokens, the step says that no rank has more than {}", rank_, input.tokens,
-                               step.max_tokens));
+  throw InputError(
+      fmt::format("rank {} brings {} tokens, the step says that no rank has more than {}", rank_, input.tokens, step.max_tokens));
 }
 
 void LayerBody::check_whole_batch(const LayerInput& input, const Step& step) const {

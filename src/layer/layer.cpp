@@ -32,24 +32,23 @@ MoeLayer::MoeLayer(Workspace& workspace, const ExchangeMemory& memory, LayerWeig
       })) {}
 MoeLayer::MoeLayer(LayerSeat seat, LayerWeights weights, const LayerOptions& options) {
   if (options.way == Way::automatic) throw InputError("a layer over a seat has the seat's exchange alone; name its way");
-  bodies_ = std::make_unique<LayerBodies>(
-      weights, options, [&](const LayerOptions& one) { return make_chain(std::move(seat), weights, one); });
+  bodies_ = std::make_unique<LayerBodies>(weights, options,
+                                          [&](const LayerOptions& one) { return make_chain(std::move(seat), weights, one); });
 }
 MoeLayer::~MoeLayer() = default;
 MoeLayer::MoeLayer(MoeLayer&&) noexcept = default;
 MoeLayer& MoeLayer::operator=(MoeLayer&&) noexcept = default;
 
 void MoeLayer::forward(const LayerInput& input, const Step& step, bf16* out) { bodies_->forward(input, step, out); }
-void MoeLayer::forward(int tokens, const bf16* hidden, const Step& step, bf16* out) {
-  bodies_->forward(tokens, hidden, step, out);
-}
+void MoeLayer::forward(int tokens, const bf16* hidden, const Step& step, bf16* out) { bodies_->forward(tokens, hidden, step, out); }
 const Routing& MoeLayer::routing() const { return bodies_->routing(); }
 const LayerReport& MoeLayer::report() const { return bodies_->report(); }
 WayChoice MoeLayer::explain(const Step& step) const { return bodies_->explain(step); }
 
 ExchangeMemory layer_memory(const LayerWeights& weights, const LayerOptions& options) {
   ExchangeMemory memory;
-  for (const LayerOptions& one : candidates_of(weights, options).options) memory.include(exchange_memory(exchange_options(weights, one)));
+  for (const LayerOptions& one : candidates_of(weights, options).options)
+    memory.include(exchange_memory(exchange_options(weights, one)));
   return memory;
 }
 

@@ -123,8 +123,8 @@ TuningTable TuningTable::parse(const std::string& text, const std::string& whose
   try {
     json = Json::parse(text);
   } catch (const nlohmann::json::parse_error& error) {
-    throw InputError(fmt::format("{}: no JSON from byte {} on; a tuning table is wanted, as `heddle tune` writes it", whose,
-                                 error.byte));
+    throw InputError(
+        fmt::format("{}: no JSON from byte {} on; a tuning table is wanted, as `heddle tune` writes it", whose, error.byte));
   } catch (const nlohmann::json::out_of_range&) {
     throw InputError(fmt::format("{}: it has a number that is beyond any time or size", whose));
   }
