@@ -120,7 +120,8 @@ void add_execution(CLI::App& command, LayerArguments& a) {
       ->group(run)
       ->check(whole_number)
       ->capture_default_str();
-  command.add_option("--overflow", a.overflow, "more tokens than --cap: error, or split: as many passes as the largest batch needs")
+  command
+      .add_option("--overflow", a.overflow, "more tokens than --cap: error, or split: as many passes as the largest batch needs")
       ->group(run)
       ->capture_default_str();
   command.add_option("--tuning", a.tuning, "way auto: the table of times to choose by (heddle tune; default: the shipped one)")

@@ -18,7 +18,8 @@ namespace {
 MegaArguments bench_arguments(const TuneArguments& a) {
   const LayerArguments& layer = a.layer;
   if (layer.preset.empty())
-    throw InputError("heddle tune --engine cuda draws weights: give --preset NAME, and --hidden, --intermediate, --experts or --topk");
+    throw InputError(
+        "heddle tune --engine cuda draws weights: give --preset NAME, and --hidden, --intermediate, --experts or --topk");
   const ModelPreset& preset = find_preset(layer.preset);
   MegaArguments bench;
   bench.presets = {layer.preset};

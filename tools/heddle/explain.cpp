@@ -33,6 +33,13 @@ LayerOptions options_of(const PlanRequest& request, const TuningTable& table, co
   return options;
 }
 
+/// Of a machine that is none of the planner's GPUs the times are a host's.
+Engine engine_of(const std::string& machine) {
+  const auto known = machines();
+  const bool is_gpu = std::any_of(known.begin(), known.end(), [&](const Machine& one) { return one.title == machine; });
+  return is_gpu || machine.find("NVIDIA") != std::string::npos ? Engine::gpus : Engine::host;
+}
+
 std::string cell(const WayChoice& choice, Way way) {
   for (const WayTime& time : choice.times) {
     if (time.way == way && time.us) return fmt::format("{:.1f}", *time.us);
@@ -46,7 +53,7 @@ std::vector<WayChoice> explain_sizes(const PlanRequest& request, const TuningTab
   check_request(request);
   const LayerWeights weights = weights_of(request);
   const LayerOptions options = options_of(request, table, machine);
-  const WayChooser chooser(weights, options, candidates_of(weights, options, Engine::gpus), machine);
+  const WayChooser chooser(weights, options, candidates_of(weights, options, engine_of(machine)), machine);
   std::vector<WayChoice> choices;
   for (long long tokens = 1; tokens < request.cap; tokens *= 2)
     choices.push_back(chooser.explain({static_cast<int>(tokens), Phase::decode}));

@@ -10,8 +10,8 @@
 
 namespace heddle::tool {
 
-/// Choices for steps of 1, 2, 4 ... tokens a rank up to the request's cap. `machine`: what times are looked up by; empty: that of
-/// the table's first entry or, without a table file, of the request's machine. Throws InputError for a request that makes no layer.
+/// Choices for steps of 1, 2, 4 ... tokens a rank up to the request's cap. `machine`: what times are looked up by. Throws
+/// InputError for a request that makes no layer.
 std::vector<WayChoice> explain_sizes(const PlanRequest& request, const TuningTable& table, const std::string& machine);
 
 void print_choices(const PlanRequest& request, const std::vector<WayChoice>& choices);

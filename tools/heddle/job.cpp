@@ -220,8 +220,8 @@ JobResult run_job(const Inputs& inputs, const LayerOptions& options) {
   for (const LayerOptions& one : candidates.options) exchange_options(common, one);  // what does not fit is said before ranks start
   throw_failure(job, run_ranks(job));
   const Way way = job.outcomes[0].report.way;
-  result.options = *std::find_if(candidates.options.begin(), candidates.options.end(),
-                                 [&](const LayerOptions& one) { return one.way == way; });
+  result.options =
+      *std::find_if(candidates.options.begin(), candidates.options.end(), [&](const LayerOptions& one) { return one.way == way; });
   result.exchange = exchange_options(common, result.options);
   result.choice = job.outcomes[0].choice;
   result.output.assign(job.output, job.output + values);

@@ -365,8 +365,8 @@ void add_plan(CLI::App& app, int& status) {
       ->capture_default_str();
   plan->add_option("--json", options->json, "also write the numbers to this file")->type_name("FILE");
   CLI::Option* budget = add_budget_options(*plan, options->budget)->excludes(tokens);
-  CLI::Option* explain = plan->add_flag("--explain", options->explain, "which way `auto` goes at which size up to --cap, and why")
-                             ->excludes(budget);
+  CLI::Option* explain =
+      plan->add_flag("--explain", options->explain, "which way `auto` goes at which size up to --cap, and why")->excludes(budget);
   plan->add_option("--tuning", options->tuning, "the table of times to explain (heddle tune; default: the shipped one)")
       ->type_name("FILE")
       ->needs(explain);

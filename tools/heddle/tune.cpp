@@ -94,7 +94,8 @@ std::vector<TuningEntry> entries_of_bench(const Json& bench, const std::string& 
 
 #ifndef HEDDLE_CUDA
 std::vector<TuningEntry> tune_on_gpus(const TuneArguments&) {
-  throw InputError("--engine cuda: this build has no CUDA part; build with the preset cuda (HEDDLE_CUDA=ON), or take --engine host");
+  throw InputError(
+      "--engine cuda: this build has no CUDA part; build with the preset cuda (HEDDLE_CUDA=ON), or take --engine host");
 }
 #endif
 

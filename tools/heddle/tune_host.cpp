@@ -110,7 +110,8 @@ TuningEntry tune_on_host(const TuneArguments& a) {
   sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
   LayerArguments layer = a.layer;
   if (layer.processes || layer.tensor_parallel)
-    throw InputError("heddle tune measures ranks as threads that each bring their own tokens; leave --processes and --tensor-parallel");
+    throw InputError(
+        "heddle tune measures ranks as threads that each bring their own tokens; leave --processes and --tensor-parallel");
   if (!layer.ranks) throw InputError("give --ranks N");
   layer.tokens = *layer.ranks * sizes.back();
   if (layer.trace.empty() && layer.routing.empty()) layer.routing = "uniform";
@@ -123,7 +124,7 @@ TuningEntry tune_on_host(const TuneArguments& a) {
 
   const LayerShape& shape = inputs.source.shape;
   TuningEntry entry;
-  entry.key = {host_machine(), shape.hidden, shape.intermediate,  shape.experts,
+  entry.key = {host_machine(), shape.hidden, shape.intermediate, shape.experts,
                shape.topk,     inputs.ranks, inputs.source.kind, activation_of(inputs.source.kind, options)};
   entry.source = fmt::format("heddle tune, {}, {} routing", today(), layer.trace.empty() ? layer.routing : "recorded");
   for (const int size : sizes) entry.rows.push_back({size, {}});

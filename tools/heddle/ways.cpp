@@ -17,8 +17,8 @@ namespace {
 
 /// Engines' names beside our own.
 const std::map<std::string, Way> engine_names{
-    {"none", Way::gather},        {"deepep_v2", Way::elastic},     {"flashinfer", Way::one_sided},   {"megamoe", Way::mega},
-    {"pplx", Way::low_latency},   {"mooncake", Way::low_latency},  {"nixl", Way::low_latency},       {"flashinfer_megamoe", Way::mega}};
+    {"none", Way::gather},      {"deepep_v2", Way::elastic},    {"flashinfer", Way::one_sided}, {"megamoe", Way::mega},
+    {"pplx", Way::low_latency}, {"mooncake", Way::low_latency}, {"nixl", Way::low_latency},     {"flashinfer_megamoe", Way::mega}};
 
 constexpr Way unfused[] = {Way::gather, Way::normal, Way::low_latency, Way::elastic, Way::one_sided};
 
@@ -30,7 +30,8 @@ struct NamedWay {
 
 /// Where rows alone travel on GPUs a layer has one exchange: the planner's fastest for this shape and batch.
 Way fastest_exchange(const Inputs& inputs) {
-  const LayerWeights weights = LayerWeights::common(inputs.source, default_placement(inputs.source.shape, inputs.ranks, inputs.options));
+  const LayerWeights weights =
+      LayerWeights::common(inputs.source, default_placement(inputs.source.shape, inputs.ranks, inputs.options));
   const int most = *std::max_element(inputs.tokens_per_rank.begin(), inputs.tokens_per_rank.end());
   return choose_way({}, {}, plan_request(weights, inputs.options), unfused, most).way;
 }
