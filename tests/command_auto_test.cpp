@@ -36,8 +36,8 @@ TEST_F(CommandAuto, TunesThisMachineAndGoesTheFastestWayOfTheTable) {
   for (const auto& [way, time] : us.items()) {
     if (time.get<double>() < us.at(fastest).get<double>()) fastest = way;
   }
-  EXPECT_EQ(json.at("way"), fastest);
-  EXPECT_EQ(json.at("configuration").at("way"), "auto");
+  EXPECT_EQ(json.at("configuration").at("way"), fastest);
+  EXPECT_EQ(json.at("configuration").at("asked_way"), "auto");
   EXPECT_NE(json.at("choice").dump().find("measured on"), std::string::npos) << json.at("choice");
   const auto automatic = bytes_of(file("o"), "output");
   EXPECT_EQ(automatic, outputs("--tokens 16 --way " + fastest));
@@ -56,7 +56,7 @@ TEST_F(CommandAuto, ATableKeepsEntriesOfOtherShapes) {
 TEST_F(CommandAuto, OnlyCandidatesAndSumsThatWereAskedFor) {
   const auto way_of = [&](const std::string& more) {
     expect_done("run" + layer_with("--tokens 16 --way auto --json " + file("j") + " " + more) + out("o"));
-    return json_of(file("j")).at("way").get<std::string>();
+    return json_of(file("j")).at("configuration").at("way").get<std::string>();
   };
   EXPECT_EQ(way_of("--candidates normal"), "normal");
   const std::string two_stages = way_of("--sums two_stages");

@@ -56,7 +56,8 @@ Json configuration_of(const Inputs& inputs, const LayerOptions& options, const J
   Json json{{"engine", inputs.gpus > 0 ? "cuda" : "host"},
             {"processes", inputs.processes},
             {"ranks", inputs.ranks},
-            {"way", name(options.way)},
+            {"way", name(result.options.way)},
+            {"asked_way", name(options.way)},
             {"layout", name(result.exchange.arrived)},
             {"hidden", shape.hidden},
             {"intermediate", shape.intermediate},
@@ -81,7 +82,7 @@ Json configuration_of(const Inputs& inputs, const LayerOptions& options, const J
             {"overflow", word_of(overflows, options.overflow)},
             {"workers", options.workers},
             {"deadline_ms", inputs.deadline_ms}};
-  if (options.way == Way::mega || options.way == Way::automatic) {
+  if (result.options.way == Way::mega) {
     json["block_rows"] = options.block_rows;
     json["ring"] = word_of(ring_sizes, options.ring);
   }
@@ -107,7 +108,6 @@ Json report_of(const Inputs& inputs, const LayerOptions& options, const JobResul
   }
   Json json{{"heddle", version},
             {"configuration", configuration_of(inputs, options, result)},
-            {"way", name(result.options.way)},
             {"passes", result.reports.front().passes},
             {"seconds", result.seconds},
             {"phases", phases_of(result)},
