@@ -16,7 +16,7 @@ struct Part {
   std::string uuid;  ///< the same wherever the GPU is seen
   int first_rank = 0;
   int ranks = 0;
-  std::string model;  ///< as the driver calls it, e.g. "NVIDIA H200"
+  std::string model = {};  ///< as the driver calls it, e.g. "NVIDIA H200"
 };
 
 /// All GPUs of a group in the order of their ranks: by process, then as each process named its GPUs.
