@@ -42,14 +42,15 @@ TEST_F(RunCommand, ReportsAllFields) {
     return keys;  // in alphabetical order
   };
   EXPECT_EQ(keys_of(json), (std::vector<std::string>{"buffer_bytes", "configuration", "copies_per_token", "heddle", "host_waited",
-                                                     "kernels_launched", "per_rank", "phases", "seconds"}));
+                                                     "kernels_launched", "passes", "per_rank", "phases", "seconds"}));
   EXPECT_EQ(
       keys_of(json.at("configuration")),
-      (std::vector<std::string>{"activation",   "cap",           "clamp",          "combine_wire",    "cpu_sync", "deadline_ms",
-                                "engine",       "expert_slices", "experts",        "gather",          "group",    "hidden",
-                                "intermediate", "layout",        "notes",          "processes",       "ranks",    "reduce",
-                                "scale",        "shared",        "shared_weights", "tensor_parallel", "tokens",   "tokens_per_rank",
-                                "topk",         "way",           "weight_at",      "weights",         "wire",     "workers"}));
+      (std::vector<std::string>{"activation",  "asked_way",       "cap",           "clamp",   "combine_wire",   "cpu_sync",
+                                "deadline_ms", "engine",          "expert_slices", "experts", "gather",         "group",
+                                "hidden",      "intermediate",    "layout",        "notes",   "overflow",       "processes",
+                                "ranks",       "reduce",          "scale",         "shared",  "shared_weights", "tensor_parallel",
+                                "tokens",      "tokens_per_rank", "topk",          "way",     "weight_at",      "weights",
+                                "wire",        "workers"}));
   EXPECT_EQ(keys_of(json.at("phases")),
             (std::vector<std::string>{"activation", "combine", "dispatch", "gemm1", "gemm2", "regroup"}));
   for (const auto& phase : json.at("phases")) {

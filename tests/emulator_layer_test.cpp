@@ -203,5 +203,26 @@ TEST(EmulatorLayer, NumbersAreStored) {
   EXPECT_EQ(to, (std::vector<int>{10, 11, 12, -7}));
 }
 
+/// Tokens of the passes of a split call: ranks that have run out have none, too many stay too many.
+TEST(EmulatorLayer, TokensOfAPass) {
+  const std::vector<int> tokens{0, 3, 4, 5, 9, 12, -1};
+  const auto pass = [&](int first, bool last) {
+    std::vector<int> to(tokens.size() + 1, -7);
+    PassCall call;
+    for (std::size_t i = 0; i < tokens.size(); ++i) call.tokens[i] = &tokens[i];
+    call.to = to.data();
+    call.count = static_cast<int>(tokens.size());
+    call.first = first;
+    call.most = 4;
+    call.last = last;
+    emulator::launch({1, PassCall::most_ranks, 1}, [&] { count_pass(call); });
+    return to;
+  };
+  EXPECT_EQ(pass(0, false), (std::vector<int>{0, 3, 4, 4, 4, 4, -1, -7}));
+  EXPECT_EQ(pass(4, false), (std::vector<int>{0, 0, 0, 1, 4, 4, -1, -7}));
+  EXPECT_EQ(pass(8, true), (std::vector<int>{0, 0, 0, 0, 1, 4, -1, -7}));
+  EXPECT_EQ(pass(8, true)[5], 4) << "12 tokens end in a third pass of 4";
+}
+
 }  // namespace
 }  // namespace heddle::layer_kernels

@@ -137,7 +137,7 @@ inline std::string text_of(const Case& c) {
   text += std::string(modes[static_cast<int>(c.options.shared)]) + " tensor_parallel=" + (c.options.tensor_parallel ? "1" : "0");
   text += " clamp=" + (c.options.clamp ? std::to_string(*c.options.clamp) : std::string("none")) + " tokens=";
   for (const int tokens : c.tokens) text += std::to_string(tokens) + ",";
-  text += "\n" + describe(exchange_options(weights, c.options));
+  text += "\n" + describe(weights, c.options);
   std::replace(text.begin(), text.end(), '\n', ' ');
   return text;
 }
@@ -219,9 +219,8 @@ inline Outcome run_layer(const LayerSource& source, const Case& c, const Tokens&
   run_ranks(c.ranks(), {}, [&](Group& group) {
     const auto rank = static_cast<std::size_t>(group.rank());
     LayerWeights weights = LayerWeights::load(source, c.placement, group.rank());
-    const ExchangeOptions exchange = exchange_options(weights, c.options);
-    const ExchangeMemory memory = exchange_memory(exchange);
-    Workspace workspace(group, memory.heap_bytes(c.ranks()), describe(exchange));
+    const ExchangeMemory memory = layer_memory(weights, c.options);
+    Workspace workspace(group, memory.heap_bytes(c.ranks()), describe(weights, c.options));
     MoeLayer layer(workspace, memory, std::move(weights), c.options);
     outs[rank] = call(c, layer, tokens, group.rank());
     for (int i = 1; i < calls; ++i) {

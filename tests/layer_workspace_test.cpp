@@ -39,8 +39,7 @@ class Context {
     std::string configuration;
     for (const Member& m : members) {
       weights.push_back(LayerWeights::load(m.source, m.c.placement, group.rank()));
-      const ExchangeOptions exchange = exchange_options(weights.back(), m.c.options);
-      memory.include(exchange_memory(exchange));
+      memory.include(layer_memory(weights.back(), m.c.options));
       configuration += describe(weights.back(), m.c.options);
     }
     workspace_ = std::make_unique<Workspace>(group, memory.heap_bytes(group.ranks()), configuration);

@@ -13,6 +13,10 @@
 
 namespace heddle {
 
+namespace sm90 {
+class DeviceWeights;
+}
+
 /// Rows a CTA takes together: few (up to 32) or many (up to 128; 96 with bf16 operands). Never changes a bit.
 enum class DeviceRowBlocks : std::uint8_t { automatic, small, large };
 
@@ -120,6 +124,8 @@ class DeviceExperts {
   /// An expert's (slice of) weights byte for byte as they were stored, after what is on the stream. Waits for the stream.
   OwnedExpert read_back(int expert, DeviceStream stream) const;
   const WeightReport& report() const;
+  /// The weights in the GPU's memory, for the fused layer, which takes the same ones; there for as long as anybody holds them.
+  std::shared_ptr<const sm90::DeviceWeights> weights() const;
 
  private:
   struct Impl;

@@ -25,11 +25,11 @@ struct DeviceLayerOptions {
   bool timed = false;  ///< events around the parts of a call, see DeviceLayer::seconds
 };
 
-/// Of the last call on one GPU.
+/// Of the last call on one GPU, all passes of it together.
 struct DeviceLayerSeconds {
   double dispatch = 0;
   double experts = 0;  ///< of all its ranks
-  double shared = 0;   ///< on the second stream, beside the others
+  double shared = 0;   ///< on the second stream, beside the others; of the last pass
   double combine = 0;  ///< what is left of the shared expert included
 };
 
@@ -42,12 +42,19 @@ struct DeviceLayerSeconds {
 /// The arithmetic is MoeLayer's (docs/numerics.md). A fused shared expert (SharedMode::fused) is computed like one alone: the bits
 /// are the same. With Way::mega a call is one kernel between two short ones, the shared expert inside, and the bits are those of
 /// Way::low_latency. Of LayerOptions `workers` sizes that kernel's ring and matters to nothing else.
+///
+/// With Way::automatic the layer has every candidate's exchange and the fused kernel over one set of weights and buffers, and each
+/// call goes the way that the tuning table names for its step: the same on all GPUs, and in a graph the one chosen at capture. Of
+/// DeviceExchangeOptions, NCCL is gather's and counters and bulk copies are the chains'. With Overflow::split the first pass begins
+/// in begin(), the others in end(); numbers of tokens are still read on the device, the number of passes follows from the step. The
+/// router is not part of a layer on GPUs: ids and weights come from the caller.
 class DeviceLayer {
  public:
-  /// `weights`: a local rank's, in order of rank; read here and not needed later. `memory`: what the workspace was sized for.
-  /// `device.exchange` as for create_device_exchange. Throws InputError for what does not fit together or what GPUs do not
-  /// compute: bf16 activations with fp8 block or mxfp4 weights, GPUs other than Hopper, more pairs than 2^25 a rank; by way mega
-  /// other weights than mxfp4, fp8 block and bf16, and other activations and wires than theirs (docs/gpu.md, "The fused layer").
+  /// `weights`: a local rank's, in order of rank; read here and not needed later. `memory`: what the workspace was sized for
+  /// (layer_memory, merged with that of the other layers that share it). `device.exchange` as for create_device_exchange. Throws
+  /// InputError for what does not fit together or what GPUs do not compute (by way auto: where no candidate is left): bf16
+  /// activations with fp8 block or mxfp4 weights, GPUs other than Hopper, more pairs than 2^25 a rank; by way mega other weights
+  /// than mxfp4, fp8 block and bf16, and other activations and wires than theirs (docs/gpu.md, "The fused layer").
   DeviceLayer(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeMemory& memory, std::span<const LayerWeights> weights,
               const LayerOptions& options, const DeviceLayerOptions& device = {});
   ~DeviceLayer();
@@ -74,6 +81,11 @@ class DeviceLayer {
   /// With DeviceLayerOptions::timed, of the last call, which must have run and not have been captured.
   DeviceLayerSeconds seconds() const;
 
+  Way way() const;     ///< of the last call; before any the first candidate's
+  int passes() const;  ///< of the last call
+  /// The way that a call of this step goes, and why. Changes nothing, and may be called while kernels run.
+  WayChoice explain(const Step& step) const;
+  /// Of the last call's way, as exchange().
   const ExchangeOptions& exchange_options() const;
   /// For what arrived, and for its counters. Way::mega hands nothing over and counts nothing: Arrived::rows is null, received
   /// and real are -1.

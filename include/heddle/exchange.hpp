@@ -9,9 +9,11 @@
 // behind the others when it hears of it: after a fault ranks can differ by a call in what they finished.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,7 +26,17 @@
 
 namespace heddle {
 
-enum class Way : std::uint8_t { gather, normal, low_latency, elastic, one_sided, mega };
+enum class Way : std::uint8_t {
+  gather,
+  normal,
+  low_latency,
+  elastic,
+  one_sided,
+  mega,
+  automatic,  ///< one of the others, chosen by a layer call by call (docs/choosing.md); no exchange is made of it
+};
+/// The ways that there are, `automatic` not among them.
+inline constexpr std::array<Way, 6> real_ways{Way::gather, Way::normal, Way::low_latency, Way::elastic, Way::one_sided, Way::mega};
 
 /// Where a token's results are first summed (elastic): on the expert's rank, or at home from one row a choice.
 enum class Reduce : std::uint8_t { rank, home };
@@ -54,7 +66,9 @@ struct MegaOptions {
   bool extra_expert = false;
 };
 
-std::string_view name(Way way);
+std::string_view name(Way way);  ///< `auto` for automatic
+/// The way of that name, `auto` included.
+std::optional<Way> find_way(std::string_view name);
 std::string_view name(ArrivedLayout layout);
 
 struct ExchangeOptions {

@@ -212,7 +212,8 @@ Buffer mega_buffer(const PlanRequest& request, RingSize ring);
 /// Bytes of a rank's workspace as a way's own layout reports them.
 using LayoutBytes = std::function<std::uint64_t(const PlanRequest&)>;
 
-/// Layouts of this library that report their bytes; a way that is not here is left out of the plan.
+/// Layouts of this library that report their bytes; a way that is not here is left out of the plan. Way::automatic: all ways in
+/// one workspace.
 const std::map<Way, LayoutBytes>& own_layouts();
 
 /// Padded per-expert tensors of a rank (persistent-grid article): T rows for each local expert.

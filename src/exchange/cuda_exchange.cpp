@@ -301,6 +301,7 @@ std::unique_ptr<DeviceExchange> create_device_exchange(DeviceWorkspace& workspac
     case Way::one_sided:
       return create_device_one_sided(workspace, gpu, options, memory, device);
     case Way::mega:
+    case Way::automatic:  // refused by check_options
       break;
   }
   throw InputError("mega is a whole layer in one, not an exchange; create a DeviceLayer of that way");

@@ -29,8 +29,17 @@ std::string_view name(Way way) {
       return "one_sided";
     case Way::mega:
       return "mega";
+    case Way::automatic:
+      return "auto";
   }
   return "unknown";
+}
+
+std::optional<Way> find_way(std::string_view wanted) {
+  for (const Way way : real_ways) {
+    if (name(way) == wanted) return way;
+  }
+  return wanted == name(Way::automatic) ? std::optional(Way::automatic) : std::nullopt;
 }
 
 std::string_view name(ArrivedLayout layout) {
@@ -55,6 +64,7 @@ ArrivedLayout default_layout(Way way) {
       return ArrivedLayout::masked;
     case Way::gather:
     case Way::one_sided:
+    case Way::automatic:
       return ArrivedLayout::routed;
   }
   return ArrivedLayout::routed;
@@ -111,6 +121,8 @@ void check_numbers(const ExchangeOptions& options) {
 
 void check_options(const ExchangeOptions& options) {
   const auto refuse = [](const std::string& text) { throw InputError(text); };
+  if (options.way == Way::automatic)
+    refuse("way auto is no exchange: a layer chooses one call by call; take gather, normal, low_latency, elastic or one_sided");
   if (options.hidden < 64 || options.hidden % 64 != 0)
     refuse(fmt::format("hidden size {} is not a positive multiple of 64", options.hidden));
   if (options.topk < 1) refuse(fmt::format("top-k is {}, at least 1 is needed", options.topk));
@@ -203,6 +215,8 @@ ExchangeMemory exchange_memory(const ExchangeOptions& options) {
     case Way::mega:
       memory = memory_of(make_mega_layout(options, options.workers, {}));
       break;
+    case Way::automatic:  // check_options has refused it
+      break;
   }
   AllGatherLayout all_gather;
   all_gather.shape = shape_of(options);
@@ -271,6 +285,7 @@ std::unique_ptr<Exchange> create_exchange(Workspace& workspace, const ExchangeOp
     case Way::one_sided:
       return create_one_sided(workspace, options, memory);
     case Way::mega:
+    case Way::automatic:
       break;
   }
   throw InputError("mega is a whole layer in one, not an exchange whose rows somebody else computes; create a MoeLayer");

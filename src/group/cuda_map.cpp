@@ -22,6 +22,12 @@ std::string uuid_of(int device) {
   return text;
 }
 
+std::string model_of(int device) {
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+  return properties.name;
+}
+
 namespace {
 
 void check_devices(const DeviceGroupOptions& mine) {
@@ -43,18 +49,27 @@ void check_devices(const DeviceGroupOptions& mine) {
   }
 }
 
-/// "device ranks uuid", a line for each GPU of this process.
+/// "device ranks uuid model", a line for each GPU of this process.
 std::string describe(const DeviceGroupOptions& mine) {
   std::string text;
   const int gpus = static_cast<int>(mine.devices.size());
   for (int gpu = 0; gpu < gpus; ++gpu) {
     const int device = mine.devices[static_cast<std::size_t>(gpu)];
-    text += fmt::format("{} {} {}\n", device, mine.ranks / gpus + (gpu < mine.ranks % gpus ? 1 : 0), uuid_of(device));
+    text += fmt::format("{} {} {} {}\n", device, mine.ranks / gpus + (gpu < mine.ranks % gpus ? 1 : 0), uuid_of(device),
+                        model_of(device));
   }
   return text;
 }
 
 }  // namespace
+
+std::string DeviceMap::model() const {
+  std::string all;
+  for (const Part& part : parts) {
+    if (all.find(part.model) == std::string::npos) all += (all.empty() ? "" : " and ") + part.model;
+  }
+  return all;
+}
 
 std::string DeviceMap::name_of(std::size_t part) const {
   const Part& it = parts[part];
@@ -77,7 +92,7 @@ DeviceMap map_ranks(Group& processes, const DeviceGroupOptions& mine) {
     std::istringstream lines(texts[static_cast<std::size_t>(process)]);
     Part part;
     part.process = process;
-    while (lines >> part.device >> part.ranks >> part.uuid) {
+    while (lines >> part.device >> part.ranks >> part.uuid && std::getline(lines >> std::ws, part.model)) {
       part.first_rank = ranks;
       ranks += part.ranks;
       map.parts.push_back(part);

@@ -16,6 +16,7 @@ struct Part {
   std::string uuid;  ///< the same wherever the GPU is seen
   int first_rank = 0;
   int ranks = 0;
+  std::string model = {};  ///< as the driver calls it, e.g. "NVIDIA H200"
 };
 
 /// All GPUs of a group in the order of their ranks: by process, then as each process named its GPUs.
@@ -28,12 +29,15 @@ struct DeviceMap {
   int ranks() const { return parts.back().first_rank + parts.back().ranks; }
   const Part& own(std::size_t gpu) const { return parts[first + gpu]; }
   bool owns(std::size_t part) const { return part >= first && part < first + gpus; }
+  /// The model of its GPUs; of several models all, each once: the same text on all processes.
+  std::string model() const;
   /// "GPU 1", or where there are several processes "GPU 0 of process 1 (GPU-6a...)".
   std::string name_of(std::size_t part) const;
 };
 
 /// A device's identity, "GPU-..." as tools print it.
 std::string uuid_of(int device);
+std::string model_of(int device);
 
 /// Collective: this process's `mine.ranks` ranks spread evenly over its GPUs, the first ones taking the remainder, behind
 /// the ranks of the processes before it. Throws InputError, on all processes alike, where there are fewer ranks than GPUs,

@@ -36,13 +36,29 @@ LayerInput LayerBody::own_part(const LayerInput& input, int begin, int end) cons
   return own;
 }
 
+void LayerBody::check_outputs(const LayerInput& input, const bf16* out) const {
+  if (input.tokens <= 0 || out != nullptr) return;
+  refuse_(static_cast<std::uint64_t>(input.tokens), 0);
+  throw InputError(fmt::format("rank {} has no memory for the outputs of its {} tokens", rank_, input.tokens));
+}
+
 void LayerBody::check_batch(const LayerInput& input, const Step& step, const bf16* out) const {
-  if (input.tokens > 0 && out == nullptr) {
-    refuse_(static_cast<std::uint64_t>(input.tokens), 0);
-    throw InputError(fmt::format("rank {} has no memory for the outputs of its {} tokens", rank_, input.tokens));
-  }
+  check_outputs(input, out);
   if (!options_.tensor_parallel) return;
   longest_slice(step.max_tokens, weights_.placement.ranks(), options_.cap);
+  check_whole_batch(input, step);
+}
+
+void LayerBody::check_whole(const LayerInput& input, const Step& step, const bf16* out) const {
+  check_outputs(input, out);
+  if (options_.tensor_parallel) return check_whole_batch(input, step);
+  if (input.tokens >= 0 && input.tokens <= step.max_tokens) return;
+  refuse_(static_cast<std::uint64_t>(step.max_tokens), static_cast<std::uint64_t>(input.tokens));
+  throw InputError(
+      fmt::format("rank {} brings {} tokens, the step says that no rank has more than {}", rank_, input.tokens, step.max_tokens));
+}
+
+void LayerBody::check_whole_batch(const LayerInput& input, const Step& step) const {
   if (input.tokens == step.max_tokens) return;
   refuse_(static_cast<std::uint64_t>(step.max_tokens), static_cast<std::uint64_t>(input.tokens));
   throw InputError(

@@ -33,7 +33,11 @@ class LayerBody {
   LayerBody& operator=(const LayerBody&) = delete;
 
   void forward(const LayerInput& input, const Step& step, bf16* out);
+  /// Before the first pass of a call that is split: does the whole of it fit the step and its outputs? Throws InputError, after
+  /// telling the others where only this rank can see it.
+  void check_whole(const LayerInput& input, const Step& step, const bf16* out) const;
   const LayerReport& report() const { return report_; }
+  Way way() const { return options_.way; }
 
  protected:
   /// One call on this rank's own tokens, to where `output` says.
@@ -52,7 +56,9 @@ class LayerBody {
   LapWatch watch_;
 
  private:
+  void check_outputs(const LayerInput& input, const bf16* out) const;
   void check_batch(const LayerInput& input, const Step& step, const bf16* out) const;
+  void check_whole_batch(const LayerInput& input, const Step& step) const;
   LayerInput own_part(const LayerInput& input, int begin, int end) const;
 
   std::function<void(std::uint64_t, std::uint64_t)> refuse_;

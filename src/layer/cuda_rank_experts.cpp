@@ -1,5 +1,7 @@
 #include "layer/cuda_rank_experts.hpp"
 
+#include <algorithm>
+
 #include "layer/arrived_rows.hpp"
 #include "layer/expert_slices.hpp"
 #include "layer/options.hpp"
@@ -33,22 +35,38 @@ bool must_widen(const ExchangeOptions& exchange, Activation activation) {
   return exchange.wire == Wire::nvfp4 || (exchange.wire == Wire::fp8 && activation == Activation::bf16);
 }
 
+bool any_arrives(std::span<const Chain> chains, ArrivedLayout layout) {
+  return std::any_of(chains.begin(), chains.end(), [&](const Chain& chain) { return chain.exchange.arrived == layout; });
+}
+
+/// The most of each that a chain needs.
+RankRoom room_of(std::span<const Chain> chains, int local_experts, bool widens) {
+  RankRoom most;
+  for (const Chain& chain : chains) {
+    const RankRoom room = room_of(chain.exchange, local_experts);
+    most.own_tokens = std::max(most.own_tokens, room.own_tokens);
+    most.arrived_tokens = std::max(most.arrived_tokens, room.arrived_tokens);
+    most.pairs = std::max(most.pairs, room.pairs);
+    if (widens) most.rows = std::max(most.rows, room.rows);
+    if (!chain.in_place) most.results = std::max(most.results, room.results);
+  }
+  return most;
+}
+
 }  // namespace
 
-RankExperts::RankExperts(int gpu, int rank, const LayerWeights& weights, const LayerOptions& options,
-                         const ExchangeOptions& exchange, bool in_place, const DeviceLayerOptions& device)
-    : room_(room_of(exchange, static_cast<int>(weights.experts.size()))),
-      wire_(wire_format(exchange)),
-      topk_(exchange.topk),
-      widens_(must_widen(exchange, activation_of(weights.kind, options))),
-      experts_(make_experts(gpu, rank, weights, options, room_, exchange.arrived == ArrivedLayout::routed, device)) {
+RankExperts::RankExperts(int gpu, int rank, const LayerWeights& weights, const LayerOptions& options, std::span<const Chain> chains,
+                         const DeviceLayerOptions& device)
+    : wire_(wire_format(chains.front().exchange)),
+      topk_(chains.front().exchange.topk),
+      widens_(must_widen(chains.front().exchange, activation_of(weights.kind, options))),
+      room_(room_of(chains, static_cast<int>(weights.experts.size()), widens_)),
+      experts_(make_experts(gpu, rank, weights, options, room_, any_arrives(chains, ArrivedLayout::routed), device)) {
   cuda::check(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, gpu), "number of SMs");
-  const auto hidden = static_cast<std::size_t>(exchange.hidden);
-  if (in_place) room_.results = 0;
-  if (!widens_) room_.rows = 0;
+  const auto hidden = static_cast<std::size_t>(wire_.hidden);
   results_ = DeviceArray<bf16>(gpu, room_.results * hidden);
   widened_ = DeviceArray<bf16>(gpu, room_.rows * hidden);
-  if (exchange.arrived != ArrivedLayout::contiguous) return;
+  if (!any_arrives(chains, ArrivedLayout::contiguous)) return;
   begins_ = DeviceArray<std::int32_t>(gpu, weights.experts.size());
   counts_ = DeviceArray<std::int32_t>(gpu, weights.experts.size());
 }

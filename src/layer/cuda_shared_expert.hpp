@@ -1,6 +1,7 @@
 // The shared expert on a second stream of a GPU, beside the exchange and the routed experts.
 #pragma once
 
+#include <memory>
 #include <span>
 #include <utility>
 
@@ -45,6 +46,7 @@ class SharedExpertStream {
 
   void throw_if_failed() { expert_.throw_if_failed(); }
   double seconds() const { return began_.seconds_until(ended_); }
+  std::shared_ptr<const sm90::DeviceWeights> weights() const { return expert_.weights(); }
   std::size_t weight_bytes() const { return expert_.report().device_bytes; }
   std::size_t buffer_bytes() const { return expert_.buffer_bytes() + bytes_; }
 

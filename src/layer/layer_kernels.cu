@@ -56,6 +56,10 @@ void launch_numbers(const NumbersCall& call, cudaStream_t stream) {
   launch(store_numbers, call, dim3(1), NumbersCall::most, stream, "launch of the kernel that stores numbers of tokens");
 }
 
+void launch_pass(const PassCall& call, cudaStream_t stream) {
+  launch(count_pass, call, dim3(1), PassCall::most_ranks, stream, "launch of the kernel that counts the tokens of a pass");
+}
+
 void prepare_layer_kernels() {
   const void* const kernels[] = {reinterpret_cast<const void*>(&widen_by_expert<Wire::fp8>),
                                  reinterpret_cast<const void*>(&widen_by_expert<Wire::nvfp4>),
@@ -63,7 +67,8 @@ void prepare_layer_kernels() {
                                  reinterpret_cast<const void*>(&widen_routed<Wire::nvfp4>),
                                  reinterpret_cast<const void*>(&gate_tokens),
                                  reinterpret_cast<const void*>(&limit_runs),
-                                 reinterpret_cast<const void*>(&store_numbers)};
+                                 reinterpret_cast<const void*>(&store_numbers),
+                                 reinterpret_cast<const void*>(&count_pass)};
   for (const void* kernel : kernels) {
     cudaFuncAttributes attributes;
     cuda::check(cudaFuncGetAttributes(&attributes, kernel), "loading the kernels of a layer");

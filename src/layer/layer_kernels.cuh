@@ -90,4 +90,11 @@ __global__ inline void store_numbers(const __grid_constant__ NumbersCall call) {
   if (static_cast<int>(threadIdx.x) < call.count) call.to[threadIdx.x] = call.values[threadIdx.x];
 }
 
+__global__ inline void count_pass(const __grid_constant__ PassCall call) {
+  if (static_cast<int>(threadIdx.x) >= call.count) return;
+  const int tokens = *call.tokens[threadIdx.x];
+  const int left = max(tokens - call.first, 0);
+  call.to[threadIdx.x] = tokens < 0 ? tokens : call.last ? left : min(left, call.most);
+}
+
 }  // namespace heddle::layer_kernels

@@ -60,6 +60,19 @@ struct NumbersCall {
 };
 void launch_numbers(const NumbersCall& call, cudaStream_t stream);
 
+/// The tokens of one pass of a call that is split: to[i] = what is left of *tokens[i] behind `first`, at most `most`; in the last
+/// pass all of it, so that too many are found. A negative number stays, for the same reason.
+struct PassCall {
+  static constexpr int most_ranks = 32;
+  const int* tokens[most_ranks] = {};
+  int* to = nullptr;
+  int count = 0;
+  int first = 0;
+  int most = 0;
+  bool last = false;
+};
+void launch_pass(const PassCall& call, cudaStream_t stream);
+
 /// Loads these kernels on the current device.
 void prepare_layer_kernels();
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "layer/candidates.hpp"
 #include "layer/expert_slices.hpp"
 
 namespace heddle {
@@ -68,7 +69,20 @@ LayerWeights LayerWeights::load(const LayerSource& source, const Placement& plac
   return weights;
 }
 
+LayerWeights LayerWeights::common(const LayerSource& source, const Placement& placement) {
+  return {source.shape, source.kind, placement, {}, source.shared, {}};
+}
+
+LayerRouter router_of(const LayerCheckpoint& checkpoint) {
+  if (!checkpoint.has_router()) throw InputError("the checkpoint's layer has no router; bring ids and weights with the batch");
+  const auto& options = checkpoint.router_options();
+  if (!options) throw InputError("no config.json says how the checkpoint's router scores; make a LayerRouter with RouterOptions");
+  return {checkpoint.router_weights(), checkpoint.router_bias(), *options};
+}
+
 ExchangeOptions exchange_options(const LayerWeights& weights, const LayerOptions& options) {
+  if (options.way == Way::automatic)
+    throw InputError("way auto has an exchange a candidate, not one; its memory is what layer_memory says");
   if (weights.shape.experts != weights.placement.experts()) {
     throw InputError(fmt::format("the layer has {} experts, the placement {}", weights.shape.experts, weights.placement.experts()));
   }
@@ -115,13 +129,16 @@ int longest_slice(int tokens, int ranks, int cap) {
 
 std::string describe(const LayerWeights& weights, const LayerOptions& options) {
   const auto clamp = clamp_of(weights.shape, options);
-  std::string text = describe(exchange_options(weights, options));
+  std::string text;
+  if (options.way == Way::automatic) text += describe_choice(options);
+  for (const LayerOptions& one : candidates_of(weights, options).options) text += describe(exchange_options(weights, one));
   text += fmt::format("intermediate={}\nweights={}\nactivation={}\nclamp={}\n", weights.shape.intermediate,
                       static_cast<int>(weights.kind), static_cast<int>(activation_of(weights.kind, options)),
                       clamp ? fmt::format("{}", *clamp) : "none");
   constexpr const char* modes[] = {"alone", "fused", "extra"};
   text += fmt::format("shared={}\n", weights.shared ? modes[static_cast<int>(options.shared)] : "none");
-  return text + fmt::format("tensor_parallel={}\nexpert_slices={}\n", options.tensor_parallel, options.expert_slices);
+  return text + fmt::format("tensor_parallel={}\nexpert_slices={}\noverflow={}\n", options.tensor_parallel, options.expert_slices,
+                            options.overflow == Overflow::split ? "split" : "error");
 }
 
 Step agree_step(Group& group, int tokens, Phase phase) {

@@ -79,6 +79,7 @@ Buffer article_buffer(Way way, const PlanRequest& request) {
       return {{region("arrived", size.group_rows, size.row + size.routing, "a block a source, ranks x cap"),
                region("results", size.group_rows, size.returned_row, "the same rows on the way back")}};
     case Way::mega:
+    case Way::automatic:  // no way of its own
       break;
   }
   return fused_buffer(request.shape, request.ranks, request.cap, fused_arrived(request.cap), request.shared_experts,
@@ -122,15 +123,17 @@ MegaLayout mega_layout(const PlanRequest& request, RingSize ring) {
   return make_mega_layout(options, request.machine.sms, {});
 }
 
-std::uint64_t workspace_bytes(Way way, const PlanRequest& request) {
+/// Of way auto what all of its candidates need, which share it.
+ExchangeMemory workspace_memory(Way way, const PlanRequest& request) {
   ExchangeMemory memory;
-  if (way == Way::mega) {
-    memory = memory_of(mega_layout(request, RingSize::live));
-    memory.outputs = exchange_memory(options_of(Way::gather, request)).outputs;  // the same for all ways
-  } else {
-    memory = exchange_memory(options_of(way, request));
+  if (way == Way::automatic) {
+    for (const Way one : real_ways) memory.include(workspace_memory(one, request));
+    return memory;
   }
-  return memory.heap_bytes(request.ranks);
+  if (way != Way::mega) return exchange_memory(options_of(way, request));
+  memory = memory_of(mega_layout(request, RingSize::live));
+  memory.outputs = exchange_memory(options_of(Way::gather, request)).outputs;  // the same for all ways
+  return memory;
 }
 
 }  // namespace
@@ -160,9 +163,11 @@ Buffer mega_buffer(const PlanRequest& request, RingSize ring) {
 const std::map<Way, LayoutBytes>& own_layouts() {
   static const std::map<Way, LayoutBytes> layouts = [] {
     std::map<Way, LayoutBytes> all;
-    for (const Way way : {Way::gather, Way::normal, Way::low_latency, Way::elastic, Way::one_sided, Way::mega}) {
-      all.emplace(way, [way](const PlanRequest& request) { return workspace_bytes(way, request); });
-    }
+    const auto add = [&all](Way way) {
+      all.emplace(way, [way](const PlanRequest& request) { return workspace_memory(way, request).heap_bytes(request.ranks); });
+    };
+    for (const Way way : real_ways) add(way);
+    add(Way::automatic);
     return all;
   }();
   return layouts;

@@ -152,7 +152,7 @@ Section mega_section(const PlanRequest& request) {
 Section layouts_section(std::string name, const PlanRequest& request, const std::map<Way, LayoutBytes>& layouts) {
   Section section{std::move(name), fmt::format("Workspaces of a rank as this library lays them out (cap {})", request.cap), {}};
   for (const auto& [way, bytes_of] : layouts) {
-    Adder(section, Unit::bytes)(std::string(traits(way).name), std::string(traits(way).name), double(bytes_of(request)),
+    Adder(section, Unit::bytes)(std::string(heddle::name(way)), std::string(heddle::name(way)), double(bytes_of(request)),
                                 "reported by the way's own layout", "this library");
   }
   return section;

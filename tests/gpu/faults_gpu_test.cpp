@@ -61,6 +61,7 @@ std::vector<Stop> stops_of(const ExchangeOptions& options) {
     case Way::one_sided:
       return {{From::dispatch, {}, WordKind::one_sided_arrived}, {From::combine, {}, WordKind::one_sided_ready}};
     case Way::mega:
+    case Way::automatic:
       break;
   }
   return {};

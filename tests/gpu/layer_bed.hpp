@@ -83,8 +83,9 @@ class LayerBed {
         topk_(static_cast<std::size_t>(given.front().source->shape.topk)) {
     std::size_t rows = 0;
     for (const Given& one : given) {
-      memory_.include(exchange_memory(exchange_options(weights_of(one, 0), one.c->options)));
+      memory_.include(layer_memory(weights_of(one, 0), one.c->options));
       rows = std::max(rows, static_cast<std::size_t>(one.c->ranks()) * static_cast<std::size_t>(one.c->options.cap));
+      rows = std::max(rows, static_cast<std::size_t>(one.c->all_tokens()));  // more than that where a call is split
     }
     const int ranks = first_.ranks();
     workspace_ =

@@ -120,6 +120,18 @@ void add_execution(CLI::App& command, LayerArguments& a) {
       ->group(run)
       ->check(whole_number)
       ->capture_default_str();
+  command
+      .add_option("--overflow", a.overflow, "more tokens than --cap: error, or split: as many passes as the largest batch needs")
+      ->group(run)
+      ->capture_default_str();
+  command.add_option("--tuning", a.tuning, "way auto: the table of times to choose by (heddle tune; default: the shipped one)")
+      ->group(run);
+  command.add_option("--candidates", a.candidates, "way auto: ways to choose from (default: all that do what the options ask)")
+      ->delimiter(',')
+      ->group(run);
+  command.add_option("--sums", a.sums, "way auto: any; or slots or two_stages: only ways that have equal bits")
+      ->group(run)
+      ->capture_default_str();
   command.add_option("--deepep-mode", a.deepep_mode, "what `--way deepep` means: normal, low_latency or auto")
       ->group(run)
       ->capture_default_str();

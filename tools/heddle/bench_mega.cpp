@@ -75,9 +75,13 @@ void add_batch(CLI::App& command, MegaArguments& a) {
 
 void add_how(CLI::App& command, MegaArguments& a) {
   const char* how = "How";
-  command.add_option("--way", a.ways, "chains beside it: gather, low_latency, elastic, one_sided, or none")
+  command
+      .add_option(
+          "--way", a.ways,
+          "chains beside it: gather, low_latency, elastic, one_sided, or none; and auto, measured last, against the fastest of all")
       ->delimiter(',')
       ->group(how);
+  command.add_option("--tuning", a.tuning, "what auto chooses by (heddle tune; default: the shipped table)")->group(how);
   command.add_option("--ranks", a.ranks, "ranks (default: one a GPU); more than GPUs: virtual ranks")->group(how);
   command.add_option("--gpus", a.gpus, "GPUs (default: all)")->group(how);
   command.add_option("--calls", a.calls, "calls of the layer a replay, at least; as many as its copies need")
@@ -121,7 +125,7 @@ void check_arguments(const MegaArguments& a) {
   for (const std::string& preset : a.presets) {
     for (const std::string& kind : a.weights) mega_shape(a, preset, value_of(fused_kinds, "--weights", kind), std::max(1, a.ranks));
   }
-  one_of("--way", a.ways, {"gather", "low_latency", "elastic", "one_sided", "none"});
+  one_of("--way", a.ways, {"gather", "low_latency", "elastic", "one_sided", "auto", "none"});
   one_of("--shared", a.shared, {"inside", "module", "extra", "none"});
   at_least_one("--tokens", a.tokens);
   at_least_one("--calls", {a.calls});

@@ -30,6 +30,7 @@ struct MegaArguments {
   double stream_tbps = 4.5;             ///< of weights
   std::optional<double> tensor_pflops;  ///< default: by the activations
   std::string json, commit;
+  std::string tuning;  ///< what way auto chooses by; empty: the shipped table
   int deadline_ms = 10000;
 };
 

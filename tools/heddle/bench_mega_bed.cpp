@@ -31,6 +31,7 @@ LayerOptions options_of(const LayerWay& way, int tokens) {
   options.way = way.way;
   options.shared = way.shared;
   options.cap = tokens;
+  options.automatic.table = way.table;
   return options;
 }
 
@@ -111,7 +112,7 @@ ExchangeMemory memory_of(const LayerSource& source, int ranks, const std::vector
   ExchangeMemory memory;
   for (const LayerWay& way : ways) {
     try {
-      memory.include(exchange_memory(exchange_options(weights, options_of(way, tokens))));
+      memory.include(layer_memory(weights, options_of(way, tokens)));
     } catch (const InputError&) {  // told in its own line
     }
   }

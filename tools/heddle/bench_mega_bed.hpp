@@ -46,6 +46,7 @@ struct LayerWay {
   Way way = Way::mega;
   SharedMode shared = SharedMode::alone;
   bool inside = true;
+  std::shared_ptr<const TuningTable> table = nullptr;  ///< of way auto; null: the shipped one
 };
 
 /// Heap that all the ways need together, in a step of `tokens` a rank. A way that refuses the layer is left out: it says so itself
@@ -68,6 +69,8 @@ class MegaBed {
   /// A call of copy `call` % copies on all GPUs, not captured. Gated: queued whole before the GPUs may begin, so that their times
   /// are not the host's. Throws what check throws.
   void call(int call, bool gated, const std::function<void()>& give_up);
+  /// That the last call went, of way auto the one chosen.
+  Way way() const { return layers_.front().front().way(); }
   /// Of the last call().
   MegaParts parts(int call) const;
   /// Throws the FaultError of a rank that gave up, and what experts met.

@@ -53,10 +53,28 @@ double MegaRun::tensor_rate(WeightKind kind) const {
 std::vector<LayerWay> MegaRun::ways() const {
   std::vector<LayerWay> all{{Way::low_latency}, {Way::mega}};  // whose outputs are compared
   for (const std::string& name : a_.ways) {
-    if (name != "none") all.push_back({own_ways.at(name)});
+    if (name == "auto") {
+      all.push_back(automatic());
+    } else if (name != "none") {
+      all.push_back({own_ways.at(name)});
+    }
   }
   for (const std::string& place : a_.shared) all.push_back(fused_way(place));
   return all;
+}
+
+LayerWay MegaRun::automatic() const {
+  LayerWay way{Way::automatic};
+  if (!a_.tuning.empty()) way.table = std::make_shared<TuningTable>(TuningTable::read(a_.tuning));
+  return way;
+}
+
+/// How much slower auto is than the fastest way of this size, whichever it was.
+std::string MegaRun::compare_auto(const Size& size, Json& entry, double median_us) const {
+  if (size.fastest.empty()) return fmt::format("  {}", entry["chosen"].get<std::string>());
+  entry["fastest"] = size.fastest;
+  entry["over_fastest"] = median_us / size.fastest_us;
+  return fmt::format("  {}: {:.3f} of {}", entry["chosen"].get<std::string>(), median_us / size.fastest_us, size.fastest);
 }
 
 std::string MegaRun::label_of(const Size& size, const std::string& way) const {
@@ -174,6 +192,14 @@ void MegaRun::report(Size& size, const std::string& name, Json& entry, const std
     }
   } else if (entry["way"] == "mega") {
     remark = compare_fused(size, entry, middle) + remark;
+  } else if (entry["way"] == "auto") {
+    remark = compare_auto(size, entry, middle) + remark;
+  }
+  const bool is_usual = entry["shared_place"].is_null() || entry["shared_place"] == "inside";
+  const bool weighed = own_ways.count(name) > 0 || (entry["way"] == "mega" && is_usual);
+  if (weighed && (size.fastest.empty() || middle < size.fastest_us)) {
+    size.fastest = name;
+    size.fastest_us = middle;
   }
   const std::string share = entry.count("communication_share") == 0
                                 ? std::string(6, ' ')
@@ -196,6 +222,7 @@ void MegaRun::measure(Size& size, const Variant& variant, Json& entry) {
   const auto outputs = right(size, variant, entry, "");
   if (outputs.empty()) return;
   if (variant.way.way == Way::low_latency) size.expected = outputs;
+  if (variant.is_auto()) entry["chosen"] = heddle::name(bed.way());
   add_copies(size, bed.copies(), entry);
   begin(size, name + " in a graph");
   size.batch.poison_outputs();
@@ -310,11 +337,12 @@ void MegaRun::size(const MegaShape& shape, const LayerSource& drawn, int tokens)
   if (!awake_) machine_ = machine_of(lanes_);  // once GPUs are awake, for their clocks
   awake_ = true;
   for (const std::string& name : a_.ways) {
-    if (name != "none") way(size, {name, "", {own_ways.at(name)}});
+    if (name != "none" && name != "auto") way(size, {name, "", {own_ways.at(name)}});
   }
   if (std::find(a_.ways.begin(), a_.ways.end(), "low_latency") == a_.ways.end()) reference(size);
   if (!shape.shared_kind) fused(size, "");
   for (const std::string& place : a_.shared) place == "none" ? without_shared(size) : fused(size, place);
+  if (std::find(a_.ways.begin(), a_.ways.end(), "auto") != a_.ways.end()) way(size, {"auto", "", automatic()});
 }
 
 void MegaRun::layer(const MegaShape& shape) {

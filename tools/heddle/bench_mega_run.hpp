@@ -33,6 +33,7 @@ class MegaRun {
     LayerWay way;
 
     bool is_fused() const { return way.way == Way::mega; }
+    bool is_auto() const { return way.way == Way::automatic; }
   };
   /// One layer and one size of batch, and what its ways have shown so far.
   struct Size {
@@ -49,6 +50,8 @@ class MegaRun {
     std::vector<std::vector<bf16>> expected = {};  ///< low_latency's outputs by rank; empty: there are none
     std::string best_chain = {};
     double best_us = 0;
+    std::string fastest = {};  ///< of all, the fused layer among them
+    double fastest_us = 0;
     double inside_us = 0;  ///< of the fused layer with the shared expert inside; 0: not measured yet
   };
 
@@ -65,6 +68,8 @@ class MegaRun {
   std::vector<double> time(MegaBed& bed, int calls);
   void add_parts(MegaBed& bed, Json& entry);
   void report(Size& size, const std::string& name, Json& entry, const std::vector<double>& samples);
+  LayerWay automatic() const;
+  std::string compare_auto(const Size& size, Json& entry, double median_us) const;
   std::string compare_fused(Size& size, Json& entry, double median_us) const;
 
   /// What is under way from now on.

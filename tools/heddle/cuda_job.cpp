@@ -35,16 +35,6 @@ int gpus_present() {
 
 namespace {
 
-/// What all ranks of the job share, without the experts.
-LayerWeights common_weights(const Job& job) {
-  LayerWeights weights;
-  weights.shape = job.inputs.source.shape;
-  weights.kind = job.inputs.source.kind;
-  weights.placement = job.placement;
-  weights.shared = job.inputs.source.shared;
-  return weights;
-}
-
 /// With experts on the host engine.
 void run_rank(const Job& job, DeviceRanks& ranks, int rank) {
   attempt(job, rank, [&] {
@@ -60,9 +50,8 @@ void run_rank(const Job& job, DeviceRanks& ranks, int rank) {
 
 /// The ranks of one process, on its GPUs; alone where there is no group.
 void run_process(const Job& job, Group* processes, const DeviceGroupOptions& mine) {
-  const LayerWeights weights = common_weights(job);
-  const ExchangeOptions exchange = exchange_options(weights, job.options);
-  const ExchangeMemory memory = exchange_memory(exchange);
+  const LayerWeights weights = LayerWeights::common(job.inputs.source, job.placement);
+  const ExchangeMemory memory = layer_memory(weights, job.options);
   const std::size_t bytes = memory.heap_bytes(job.inputs.ranks);
   std::optional<DeviceWorkspace> workspace;
   if (processes == nullptr) {
@@ -71,7 +60,7 @@ void run_process(const Job& job, Group* processes, const DeviceGroupOptions& min
     workspace.emplace(*processes, mine, bytes, describe(weights, job.options));
   }
   if (!job.inputs.host_experts) return run_device_layers(job, *workspace, memory);
-  DeviceRanks ranks(*workspace, exchange, memory, mine.deadline);
+  DeviceRanks ranks(*workspace, exchange_options(weights, job.options), memory, mine.deadline);
   run_in_threads(ranks.first_rank(), ranks.ranks(), [&](int rank) {
     job.outcomes[rank].heap_bytes = workspace->bytes();
     run_rank(job, ranks, rank);

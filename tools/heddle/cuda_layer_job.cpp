@@ -108,6 +108,8 @@ class GpuLayers {
     layer_->throw_if_failed();
   }
   const ExchangeOptions& exchange_options() const { return layer_->exchange_options(); }
+  int passes() const { return layer_->passes(); }
+  WayChoice explain(const Step& step) const { return layer_->explain(step); }
   /// Outputs into the job's, and what is to be said of the ranks.
   void leave(const RowCounts& counts, const std::vector<bool>& live);
 
@@ -161,6 +163,8 @@ LayerReport GpuLayers::report_of(int local, const RowCounts& counts, const std::
   const Arrived arrived = layer_->exchange().arrived(local);
   const DeviceLayerSeconds seconds = layer_->seconds();
   LayerReport report;
+  report.way = layer_->way();
+  report.passes = layer_->passes();
   report.layout = layer_->exchange_options().arrived;
   report.host_waited = arrived.host_waited;
   report.dispatch.seconds = seconds.dispatch;
@@ -177,7 +181,7 @@ LayerReport GpuLayers::report_of(int local, const RowCounts& counts, const std::
   report.rows_received = static_cast<std::uint64_t>(counts.received(rank, live));
   const LayerWeights& weights = weights_[static_cast<std::size_t>(local)];
   const std::vector<int> pairs = pairs_of_experts(rank, weights.experts.size());
-  const bool fused = job_.options.way == Way::mega;
+  const bool fused = layer_->way() == Way::mega;
   report.rows_room =
       fused ? rows_of_blocks(pairs, layer_->exchange_options().mega.block_rows) : static_cast<std::uint64_t>(arrived.room);
   std::vector<bool> touched;
@@ -238,7 +242,9 @@ void run_device_layers(const Job& job, DeviceWorkspace& workspace, const Exchang
   RowCounts counts(exchange);
   for (int rank = 0; rank < job.inputs.ranks; ++rank) counts.count(rank, exchanged(job, exchange, rank));
   for (const auto& gpu : gpus) gpu->leave(counts, workspace.live());
-  job.outcomes[workspace.first_rank(0)].kernels = gpus.size() * exchange_kernels(exchange, job.options);
+  RankOutcome& first = job.outcomes[workspace.first_rank(0)];
+  first.kernels = gpus.size() * static_cast<std::uint64_t>(gpus.front()->passes()) * exchange_kernels(exchange, job.options);
+  if (job.options.way == Way::automatic) note_choice(first, gpus.front()->explain(step));
   for (std::size_t gpu = 0; gpu < workspace.gpus(); ++gpu) {
     for (int local = 0; local < workspace.ranks_on(gpu); ++local)
       job.outcomes[workspace.first_rank(gpu) + local].heap_bytes = workspace.bytes();

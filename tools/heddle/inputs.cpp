@@ -124,6 +124,10 @@ LayerOptions options_of(const LayerArguments& a, const Inputs& inputs) {
   options.workers = a.workers;
   options.block_rows = a.block_rows;
   options.ring = value_of(ring_sizes, "--ring", a.ring);
+  options.overflow = value_of(overflows, "--overflow", a.overflow);
+  options.automatic.sums = value_of(sum_orders, "--sums", a.sums);
+  if (!a.tuning.empty()) options.automatic.table = std::make_shared<TuningTable>(TuningTable::read(a.tuning));
+  for (const std::string& word : a.candidates) options.automatic.ways.push_back(real_way(word, "--candidates"));
   return options;
 }
 
@@ -238,9 +242,9 @@ void split_tokens(const LayerArguments& a, Inputs& inputs) {
   }
   const int most = *std::max_element(split.begin(), split.end());
   inputs.options.cap = a.cap.value_or(std::max(1, most));
-  if (inputs.options.cap < most) {
-    throw InputError(
-        fmt::format("a rank brings {} tokens, --cap is {}; a cap of at least {} is needed", most, inputs.options.cap, most));
+  if (inputs.options.cap < most && inputs.options.overflow == Overflow::error) {
+    throw InputError(fmt::format("a rank brings {} tokens, --cap is {}; a cap of at least {} is needed, or --overflow split", most,
+                                 inputs.options.cap, most));
   }
 }
 
@@ -258,6 +262,14 @@ void load_experts(const LayerSource& source) {
 }
 
 }  // namespace
+
+Way real_way(const std::string& word, const char* option) {
+  const auto way = find_way(word);
+  if (way && *way != Way::automatic) return *way;
+  std::string known;
+  for (const Way one : real_ways) known += fmt::format("{}{}", known.empty() ? "" : ", ", name(one));
+  throw InputError(fmt::format("{} does not know '{}'; it takes {}", option, word, known));
+}
 
 WeightKind shared_kind_of(const ModelPreset& preset, WeightKind routed) {
   const bool is_presets = std::find(preset.weights.begin(), preset.weights.end(), routed) != preset.weights.end();

@@ -27,7 +27,9 @@ struct LayerArguments {
   bool renormalise = false, no_renormalise = false;
   std::optional<float> route_scale;
   std::string engine = "host", experts_engine, runner = "auto", activation, scale = "ue8m0", weight_at = "activation",
-              reduce = "rank", wire, combine_wire, gather = "padded", shared = "alone", deepep_mode = "normal", ring = "live";
+              reduce = "rank", wire, combine_wire, gather = "padded", shared = "alone", deepep_mode = "normal", ring = "live",
+              overflow = "error", tuning, sums = "any";
+  std::vector<std::string> candidates;  ///< of way auto
   int group = 128, workers = 1, deadline_ms = 30000, block_rows = 128;
   bool processes = false, cpu_sync = false, tensor_parallel = false, expert_slices = false, shared_mxfp4 = false;
 };
@@ -65,8 +67,12 @@ Inputs load_inputs(const LayerArguments& arguments);
 /// Writes layer.safetensors, batch.safetensors and config.json that give the same run again.
 void save_inputs(const Inputs& inputs, const std::string& folder);
 
+/// A way by our name, `auto` left out. Throws InputError that lists the names.
+Way real_way(const std::string& word, const char* option);
+
 /// The options of a way, by our name or by the value of an engine's flag, which may imply wires (mori's quantised ones) where
-/// none were typed. `auto` is decided by the planner's time model (docs/ways.md). Throws InputError that lists the names.
+/// none were typed. `auto` is the layer's to choose by (docs/choosing.md); where rows alone travel on GPUs, it is the planner's
+/// fastest exchange. Throws InputError that lists the names.
 LayerOptions options_of_way(const std::string& name, const LayerArguments& arguments, const Inputs& inputs);
 
 }  // namespace heddle::tool

@@ -16,6 +16,7 @@
 #include "children.hpp"
 #include "gpu_job.hpp"
 #include "job_ranks.hpp"
+#include "layer/candidates.hpp"
 #include "layer/options.hpp"
 
 namespace heddle::tool {
@@ -44,7 +45,7 @@ void run_on_host(const Job& job, int rank, const std::function<std::unique_ptr<G
   attempt(job, rank, [&] {
     const auto group = join();
     LayerWeights weights = LayerWeights::load(job.inputs.source, job.placement, rank);
-    const ExchangeMemory memory = exchange_memory(exchange_options(weights, job.options));
+    const ExchangeMemory memory = layer_memory(weights, job.options);
     Workspace workspace(*group, memory.heap_bytes(group->ranks()), describe(weights, job.options));
     job.outcomes[rank].heap_bytes = workspace.bytes();
     MoeLayer layer(workspace, memory, std::move(weights), job.options);
@@ -148,9 +149,15 @@ void call_layer(const Job& job, int rank, MoeLayer& layer, const std::function<v
   bf16* out = all && rank != 0 ? mine.data() : job.output + first * hidden;
   start();
   const auto since = std::chrono::steady_clock::now();
-  layer.forward(input, {all ? inputs.tokens() : job.most_tokens, Phase::decode}, out);
+  const Step step{all ? inputs.tokens() : job.most_tokens, Phase::decode};
+  layer.forward(input, step, out);
   job.outcomes[rank].seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count();
   job.outcomes[rank].report = layer.report();
+  if (job.options.way == Way::automatic) note_choice(job.outcomes[rank], layer.explain(step));
+}
+
+void note_choice(RankOutcome& outcome, const WayChoice& choice) {
+  std::snprintf(outcome.choice, sizeof outcome.choice, "%s", choice.text().c_str());
 }
 
 void run_in_threads(int first, int count, const std::function<void(int)>& body) {
@@ -208,13 +215,15 @@ JobResult run_job(const Inputs& inputs, const LayerOptions& options) {
     new (&job.outcomes[r]) RankOutcome();
   }
   JobResult result;
-  LayerWeights without_experts;  // what all ranks share, enough for the options
-  without_experts.shape = inputs.source.shape;
-  without_experts.kind = inputs.source.kind;
-  without_experts.placement = job.placement;
-  without_experts.shared = inputs.source.shared;
-  result.exchange = exchange_options(without_experts, options);
+  const LayerWeights common = LayerWeights::common(inputs.source, job.placement);
+  const Candidates candidates = candidates_of(common, options, inputs.host_experts ? Engine::host : Engine::gpus);
+  for (const LayerOptions& one : candidates.options) exchange_options(common, one);  // what does not fit is said before ranks start
   throw_failure(job, run_ranks(job));
+  const Way way = job.outcomes[0].report.way;
+  result.options =
+      *std::find_if(candidates.options.begin(), candidates.options.end(), [&](const LayerOptions& one) { return one.way == way; });
+  result.exchange = exchange_options(common, result.options);
+  result.choice = job.outcomes[0].choice;
   result.output.assign(job.output, job.output + values);
   std::uint64_t sent = 0;
   for (std::size_t r = 0; r < ranks; ++r) {

@@ -12,7 +12,9 @@ namespace heddle::tool {
 struct JobResult {
   std::vector<bf16> output;          ///< [T, H], tokens in the batch's order
   std::vector<LayerReport> reports;  ///< a rank
+  LayerOptions options;              ///< of the way that it went
   ExchangeOptions exchange;
+  std::string choice;          ///< way auto: what the layer says of it
   std::size_t heap_bytes = 0;  ///< a rank
   std::uint64_t kernels = 0;   ///< launched by the exchange on all GPUs; 0 on the host engine
   double seconds = 0;          ///< of the slowest rank, creation not counted

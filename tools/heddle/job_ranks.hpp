@@ -22,6 +22,7 @@ struct RankOutcome {
   std::uint64_t kernels = 0;  ///< launched by this rank's process, noted by its first rank
   LayerReport report;
   char message[1000] = {};
+  char choice[3000] = {};  ///< way auto: what rank 0's layer says of its choice
 };
 static_assert(std::is_trivially_copyable_v<RankOutcome>);
 
@@ -39,6 +40,8 @@ struct Job {
 void attempt(const Job& job, int rank, const std::function<void()>& part);
 /// The one call of a rank's layer, its outputs in the job's. `start`: meets all ranks; the time counts from there.
 void call_layer(const Job& job, int rank, MoeLayer& layer, const std::function<void()>& start);
+/// Notes what a layer says of its choice.
+void note_choice(RankOutcome& outcome, const WayChoice& choice);
 /// A thread a rank of [first, first + count), none before all are there; waits for them.
 void run_in_threads(int first, int count, const std::function<void(int)>& body);
 

@@ -16,6 +16,7 @@
 
 #include "budget.hpp"
 #include "command.hpp"
+#include "explain.hpp"
 #include "heddle/error.hpp"
 #include "heddle/version.hpp"
 #include "json_file.hpp"
@@ -36,7 +37,8 @@ struct PlanOptions {
   std::string weights, wire, combine_wire = "bf16", scale = "ue8m0", machine = "h200", json;
   int group = 128;
   BudgetOptions budget;
-  bool list = false, articles = false;
+  bool list = false, articles = false, explain = false;
+  std::string tuning;
 };
 
 // ------------------------------------------------------------------ the request
@@ -84,7 +86,10 @@ PlanRequest make_request(const PlanOptions& options) {
   PlanRequest request;
   take_shape(options, request);
   request.ranks = required(options.ranks, "--ranks");
-  if (!options.budget.wanted) {  // it says what both are
+  if (options.explain) {
+    constexpr int usual = 8192;
+    request.cap = options.cap.value_or(options.tokens.value_or(usual));
+  } else if (!options.budget.wanted) {  // it says what both are
     request.tokens = required(options.tokens, "--tokens");
     request.cap = options.cap.value_or(request.tokens);
   }
@@ -290,6 +295,21 @@ Plan plan_of(const PlanOptions& options) {
   return options.budget.wanted ? make_budget_plan(token_budget(options.budget), request, options.cap) : make_plan(request);
 }
 
+/// A table file says by its first entry which machine it is of.
+int explain_plan(const PlanOptions& options) {
+  const PlanRequest request = make_request(options);
+  const TuningTable table = options.tuning.empty() ? *TuningTable::shipped() : TuningTable::read(options.tuning);
+  const bool of_table = !options.tuning.empty() && !table.entries().empty();
+  const auto choices =
+      explain_sizes(request, table, of_table ? table.entries().front().key.machine : std::string(request.machine.title));
+  if (!options.json.empty()) {
+    write_json(options.json,
+               Json{{"version", version}, {"request", request_json(options, request)}, {"explain", choices_json(choices)}});
+  }
+  print_choices(request, choices);
+  return 0;
+}
+
 int run_plan(const PlanOptions& options) {
   if (options.list) {
     print_list();
@@ -302,6 +322,7 @@ int run_plan(const PlanOptions& options) {
     }
     return print_articles(numbers);
   }
+  if (options.explain) return explain_plan(options);
   const Plan plan = plan_of(options);
   if (!options.json.empty()) {
     write_json(options.json, plan_json(options, plan));
@@ -343,7 +364,12 @@ void add_plan(CLI::App& app, int& status) {
       ->type_name("FORMAT")
       ->capture_default_str();
   plan->add_option("--json", options->json, "also write the numbers to this file")->type_name("FILE");
-  add_budget_options(*plan, options->budget)->excludes(tokens);
+  CLI::Option* budget = add_budget_options(*plan, options->budget)->excludes(tokens);
+  CLI::Option* explain =
+      plan->add_flag("--explain", options->explain, "which way `auto` goes at which size up to --cap, and why")->excludes(budget);
+  plan->add_option("--tuning", options->tuning, "the table of times to explain (heddle tune; default: the shipped one)")
+      ->type_name("FILE")
+      ->needs(explain);
   plan->add_flag("--list", options->list, "list presets and machines");
   plan->add_flag("--articles", options->articles, "list the numbers that the articles compute, with ours");
   plan->callback([options, &status] { status = run_plan(*options); });

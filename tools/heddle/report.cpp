@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <sstream>
+
 #include "heddle/version.hpp"
 #include "layer/options.hpp"
 #include "words.hpp"
@@ -24,6 +26,13 @@ Json phases_of(const JobResult& result) {
   return json;
 }
 
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
 }  // namespace
 
 std::string title_of(const LayerOptions& options) {
@@ -37,13 +46,18 @@ std::string title_of(const LayerOptions& options) {
   return title;
 }
 
+std::string title_of(const LayerOptions& asked, const JobResult& result) {
+  return (asked.way == Way::automatic ? "auto: " : "") + title_of(result.options);
+}
+
 Json configuration_of(const Inputs& inputs, const LayerOptions& options, const JobResult& result) {
   const LayerShape& shape = inputs.source.shape;
   const Activation activation = activation_of(inputs.source.kind, options);
   Json json{{"engine", inputs.gpus > 0 ? "cuda" : "host"},
             {"processes", inputs.processes},
             {"ranks", inputs.ranks},
-            {"way", name(options.way)},
+            {"way", name(result.options.way)},
+            {"asked_way", name(options.way)},
             {"layout", name(result.exchange.arrived)},
             {"hidden", shape.hidden},
             {"intermediate", shape.intermediate},
@@ -65,9 +79,10 @@ Json configuration_of(const Inputs& inputs, const LayerOptions& options, const J
             {"tensor_parallel", options.tensor_parallel},
             {"expert_slices", options.expert_slices},
             {"shared", inputs.source.shared ? word_of(shared_modes, options.shared) : "none"},
+            {"overflow", word_of(overflows, options.overflow)},
             {"workers", options.workers},
             {"deadline_ms", inputs.deadline_ms}};
-  if (options.way == Way::mega) {
+  if (result.options.way == Way::mega) {
     json["block_rows"] = options.block_rows;
     json["ring"] = word_of(ring_sizes, options.ring);
   }
@@ -93,6 +108,7 @@ Json report_of(const Inputs& inputs, const LayerOptions& options, const JobResul
   }
   Json json{{"heddle", version},
             {"configuration", configuration_of(inputs, options, result)},
+            {"passes", result.reports.front().passes},
             {"seconds", result.seconds},
             {"phases", phases_of(result)},
             {"per_rank", per_rank},
@@ -100,6 +116,7 @@ Json report_of(const Inputs& inputs, const LayerOptions& options, const JobResul
             {"host_waited", result.reports.front().host_waited},
             {"buffer_bytes", result.heap_bytes},
             {"kernels_launched", result.kernels}};
+  if (options.way == Way::automatic) json["choice"] = lines_of(result.choice);
   if (inputs.host_experts) return json;
   json["experts_seconds"] = result.slowest(&LayerReport::experts_seconds);
   json["shared_seconds"] = result.slowest(&LayerReport::shared_seconds);

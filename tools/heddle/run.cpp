@@ -37,8 +37,11 @@ void run(const RunArguments& arguments) {
   const JobResult result = run_job(inputs, options);
   if (!arguments.json.empty()) write_json(arguments.json, report_of(inputs, options, result));
   write_output(inputs, result, arguments.out);  // last: it appears only if all else succeeded
-  fmt::print("{}: {} tokens on {} ranks, {:.2f} copies a token, {:.3f} s\n", title_of(options), inputs.tokens(), inputs.ranks,
-             result.copies, result.seconds);
+  fmt::print("{}: {} tokens on {} ranks, {:.2f} copies a token, {:.3f} s\n", title_of(options, result), inputs.tokens(),
+             inputs.ranks, result.copies, result.seconds);
+  if (result.reports.front().passes > 1)
+    fmt::print("  in {} passes of up to {} tokens a rank\n", result.reports.front().passes, options.cap);
+  if (options.way == Way::automatic) fmt::print("{}", result.choice);
   for (const std::string& note : inputs.notes) fmt::print("  {}\n", note);
 }
 

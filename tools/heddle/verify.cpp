@@ -88,7 +88,7 @@ std::vector<LayerOptions> wanted_ways(const VerifyArguments& arguments, const In
   }
   for (const std::string& typed : arguments.ways) {
     wanted.push_back(options_of_way(typed, arguments.layer, inputs));
-    if (wanted.back().way != Way::elastic) wanted.back().reduce = Reduce::rank;
+    if (wanted.back().way != Way::elastic && wanted.back().way != Way::automatic) wanted.back().reduce = Reduce::rank;
   }
   return wanted;
 }
@@ -151,7 +151,7 @@ class References {
 
 std::size_t different_from_family(const std::vector<Check>& checks, const Check& check) {
   for (const Check& other : checks) {
-    const bool same = is_slots(other.options) == is_slots(check.options) &&
+    const bool same = is_slots(other.result.options) == is_slots(check.result.options) &&
                       other.result.exchange.wire == check.result.exchange.wire &&
                       other.options.combine_wire == check.options.combine_wire;
     if (same) return compare(check.result.output, other.result.output).different_bits;
@@ -179,7 +179,7 @@ void print_head(const Inputs& inputs, const LayerOptions& first) {
 void print_line(const Check& check) {
   const PhaseReport out = check.result.total(&LayerReport::dispatch);
   const PhaseReport back = check.result.total(&LayerReport::combine);
-  fmt::print("{:<24} {:>11.2f}  {:>11} {:>11} {:>10} {:<10} {:>9.1e} {:<9} {:>6.0f} ms{}\n", title_of(check.options),
+  fmt::print("{:<24} {:>11.2f}  {:>11} {:>11} {:>10} {:<10} {:>9.1e} {:<9} {:>6.0f} ms{}\n", title_of(check.options, check.result),
              check.result.copies, bytes_text(out.remote_bytes + out.local_bytes), bytes_text(back.remote_bytes + back.local_bytes),
              check.result.reports.front().host_waited ? "yes" : "no", name(check.result.exchange.arrived),
              check.error.relative_error, check.family_bits == 0 ? "equal" : fmt::format("{} off", check.family_bits),
@@ -199,7 +199,7 @@ void verify(const VerifyArguments& arguments, int& status) {
   for (const LayerOptions& options : wanted) {
     Check check{options, run_job(inputs, options), {}, 0, false};
     const double bound = bound_of(inputs, options);
-    check.error = compare(check.result.output, references.of(options, check.result.exchange));
+    check.error = compare(check.result.output, references.of(check.result.options, check.result.exchange));
     check.family_bits = different_from_family(checks, check);
     check.passed = check.error.relative_error <= bound && check.family_bits == 0;
     missed += check.passed ? 0 : 1;

@@ -39,6 +39,10 @@ inline const std::map<std::string, RingSize> ring_sizes{{"live", RingSize::live}
 inline const std::map<std::string, SharedMode> shared_modes{
     {"alone", SharedMode::alone}, {"fused", SharedMode::fused}, {"extra", SharedMode::extra}};
 
+inline const std::map<std::string, Overflow> overflows{{"error", Overflow::error}, {"split", Overflow::split}};
+inline const std::map<std::string, SumOrder> sum_orders{
+    {"any", SumOrder::any}, {"slots", SumOrder::slots}, {"two_stages", SumOrder::two_stages}};
+
 template <typename Value>
 const std::string& word_of(const std::map<std::string, Value>& words, Value value) {
   return std::find_if(words.begin(), words.end(), [&](const auto& word) { return word.second == value; })->first;

@@ -81,7 +81,7 @@ OwnedExpert owned(sm90::StoredExpert stored) {
 struct DeviceExperts::Impl {
   ExpertOptions options;
   DeviceExpertsOptions device;
-  sm90::DeviceWeights weights;
+  std::shared_ptr<sm90::DeviceWeights> weights;
   int sms;
   sm90::ExpertChain chain;
 
@@ -95,9 +95,11 @@ struct DeviceExperts::Impl {
        const DeviceExpertsOptions& on)
       : options(chosen),
         device(on),
-        weights(experts, hidden, intermediate, {on.device, {on.slice_first, on.slice_count}, on.step_exponents}),
+        weights(std::make_shared<sm90::DeviceWeights>(
+            experts, hidden, intermediate,
+            sm90::DeviceWeightsOptions{on.device, {on.slice_first, on.slice_count}, on.step_exponents})),
         sms(sms_of(on.device)),
-        chain(weights, chosen, on, sms) {
+        chain(*weights, chosen, on, sms) {
     require(on.ctas >= 0 && on.ctas <= sms, "{} CTAs; GPU {} has {} SMs (0: all)", on.ctas, on.device, sms);
     sm90::prepare_rows();
     if (on.most_tokens == 0) return;
@@ -116,7 +118,7 @@ struct DeviceExperts::Impl {
     return sm90::loading::allocate<T>(number, what);
   }
 
-  int count() const { return weights.count(); }
+  int count() const { return weights->count(); }
   const float* at_activation(const float* row_weights) const {
     return options.weight_at == WeightAt::activation ? row_weights : nullptr;
   }
@@ -127,17 +129,17 @@ struct DeviceExperts::Impl {
     require(rows.values != nullptr && aligned(rows.values, 16) && rows.value_stride % 16 == 0,
             "{} runner: rows at {}, {} bytes apart; both must be multiples of 16", runner, fmt::ptr(rows.values),
             rows.value_stride);
-    const std::size_t row_bytes = size(weights.hidden()) * (rows.format == Activation::fp8 ? 1 : 2);
+    const std::size_t row_bytes = size(weights->hidden()) * (rows.format == Activation::fp8 ? 1 : 2);
     require(rows.value_stride >= row_bytes, "{} runner: rows are {} bytes apart, but have {}", runner, rows.value_stride,
             row_bytes);
     require(rows.format == Activation::bf16 || (rows.scales != nullptr && aligned(rows.scales, 4) && rows.scale_stride % 4 == 0),
             "{} runner: scales at {}, {} bytes apart; both must be multiples of 4", runner, fmt::ptr(rows.scales),
             rows.scale_stride);
-    require(out.values != nullptr && aligned(out.values, 16) && out.stride % 8 == 0 && stride_of(out) >= size(weights.hidden()),
+    require(out.values != nullptr && aligned(out.values, 16) && out.stride % 8 == 0 && stride_of(out) >= size(weights->hidden()),
             "{} runner: results at {}, {} values apart; the address must be a multiple of 16, the distance one of 8, at least {}",
-            runner, fmt::ptr(out.values), out.stride, weights.hidden());
+            runner, fmt::ptr(out.values), out.stride, weights->hidden());
   }
-  std::size_t stride_of(const ResultRows& out) const { return out.stride == 0 ? size(weights.hidden()) : out.stride; }
+  std::size_t stride_of(const ResultRows& out) const { return out.stride == 0 ? size(weights->hidden()) : out.stride; }
 
   /// Rows, results and weights at the same places.
   RunnerCall at_places(const RowView& rows, const RowMap& places, const int* row_counts, const float* row_weights,
@@ -183,7 +185,7 @@ struct DeviceExperts::Impl {
     sums.most_rows = call.most_rows;
     sums.place_of = place_of.get();
     sums.results = results.get();
-    sums.columns = weights.hidden();
+    sums.columns = weights->hidden();
     sums.out = out.values;
     sums.stride = stride_of(out);
     sm90::launch_sum(sums, 8 * sms, stream);
@@ -203,8 +205,8 @@ DeviceExperts::DeviceExperts(DeviceExperts&&) noexcept = default;
 DeviceExperts& DeviceExperts::operator=(DeviceExperts&&) noexcept = default;
 
 int DeviceExperts::count() const { return impl_->count(); }
-int DeviceExperts::hidden() const { return impl_->weights.hidden(); }
-int DeviceExperts::intermediate() const { return impl_->weights.intermediate(); }
+int DeviceExperts::hidden() const { return impl_->weights->hidden(); }
+int DeviceExperts::intermediate() const { return impl_->weights->intermediate(); }
 const ExpertOptions& DeviceExperts::options() const { return impl_->options; }
 std::size_t DeviceExperts::buffer_bytes() const { return impl_->chain.bytes() + impl_->list_bytes; }
 
@@ -298,11 +300,12 @@ void DeviceExperts::throw_if_failed() {
 }
 
 void DeviceExperts::update(int expert, const ExpertWeights& weights, DeviceStream stream) {
-  impl_->weights.update(expert, weights, stream);
+  impl_->weights->update(expert, weights, stream);
 }
 OwnedExpert DeviceExperts::read_back(int expert, DeviceStream stream) const {
-  return owned(impl_->weights.read_back(expert, stream));
+  return owned(impl_->weights->read_back(expert, stream));
 }
-const WeightReport& DeviceExperts::report() const { return impl_->weights.report(); }
+const WeightReport& DeviceExperts::report() const { return impl_->weights->report(); }
+std::shared_ptr<const sm90::DeviceWeights> DeviceExperts::weights() const { return impl_->weights; }
 
 }  // namespace heddle

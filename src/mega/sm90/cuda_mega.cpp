@@ -57,30 +57,36 @@ SharedPlace shared_place(const LayerWeights& weights, const LayerOptions& layer,
                                                                                           : SharedPlace::module;
 }
 
-DeviceMega::DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
-                       const DeviceLayerOptions& device_options, std::span<const LayerWeights> weights, const LayerOptions& layer)
-    : DeviceExchangeBase(workspace, gpu, options, memory, device_options.exchange),
-      place_(shared_place(weights.front(), layer, device_options)) {
-  const WeightKind kind = weights.front().kind;
+void check_device_mega(const ExchangeOptions& options, WeightKind kind) {
   check_arithmetic(options, kind);
-  check_device(device_options.exchange);
-  const ExchangeShape shape = make_mega_layout(options, options.workers, areas()).shape;
-  const int counts = shape.max_local_experts * (ranks() + 3);
+  const ExchangeShape shape = make_mega_layout(options, options.workers, {}).shape;
+  const int counts = shape.max_local_experts * (shape.ranks + 3);
   if (counts > sm90::most_mega_counts) {
     refuse(fmt::format("{} local experts on {} ranks need {} counts in the memory of a CTA, which has {}; take way = low_latency",
-                       shape.max_local_experts, ranks(), counts, sm90::most_mega_counts));
+                       shape.max_local_experts, shape.ranks, counts, sm90::most_mega_counts));
   }
   const std::size_t pairs_here = worst_rows(shape);
   if (pairs_here > static_cast<std::size_t>(most_device_pairs)) {
     refuse(fmt::format("up to {} rows can come to a rank, at most {} are possible; take a smaller cap than {}", pairs_here,
                        most_device_pairs, options.cap));
   }
+}
+
+DeviceMega::DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
+                       const DeviceLayerOptions& device_options, std::span<const LayerWeights> weights, const LayerOptions& layer,
+                       MegaWeights loaded)
+    : DeviceExchangeBase(workspace, gpu, options, memory, device_options.exchange),
+      place_(shared_place(weights.front(), layer, device_options)),
+      weights_(std::move(loaded)) {
+  const WeightKind kind = weights.front().kind;
+  check_device_mega(options, kind);
+  check_device(device_options.exchange);
   const cuda::DeviceScope scope(device());
   if (place_ == SharedPlace::extra_expert) {
     extended_ = DevicePlacement(device(), mega_placement(options), ranks());
     call_.placement = extended_.view;
   }
-  load_weights(weights);
+  if (weights_.routed.empty()) load_weights(weights);
   prepare(sm90::mega_announce_kernel());
   prepare(sm90::mega_sum_kernel());
   int sms = 0;
@@ -99,15 +105,20 @@ DeviceMega::DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const Exchan
 }
 
 void DeviceMega::load_weights(std::span<const LayerWeights> weights) {
+  const auto load = [&](std::span<const ExpertWeights> experts, int intermediate) {
+    auto on_gpu = std::make_shared<const sm90::DeviceWeights>(experts, weights.front().shape.hidden, intermediate,
+                                                              sm90::DeviceWeightsOptions{device(), {}, false});
+    loaded_bytes_ += on_gpu->report().device_bytes;
+    return on_gpu;
+  };
   for (const LayerWeights& one : weights) {
     std::vector<ExpertWeights> experts = one.experts;
     if (place_ == SharedPlace::extra_expert) experts.push_back(one.shared->weights);
-    routed_.emplace_back(experts, one.shape.hidden, one.shape.intermediate, sm90::DeviceWeightsOptions{device(), {}, false});
+    weights_.routed.push_back(load(experts, one.shape.intermediate));
   }
   if (place_ != SharedPlace::inside) return;
   const SharedExpert& shared = *weights.front().shared;
-  shared_.emplace(std::span(&shared.weights, 1), weights.front().shape.hidden, shared.intermediate,
-                  sm90::DeviceWeightsOptions{device(), {}, false});
+  weights_.shared = load({&shared.weights, 1}, shared.intermediate);
 }
 
 DeviceMega::Variant DeviceMega::make_variant(RowBlocks blocks, WeightKind kind, WeightKind shared, const DeviceClamp& clamp) const {
@@ -164,12 +175,12 @@ MegaRank DeviceMega::part_of(int local, const Variant& variant) const {
     part.rows[static_cast<int>(source)] = rows;
     part.weights[static_cast<int>(source)] = weights;
   };
-  const sm90::DeviceWeights& routed = routed_[size(local)];
+  const sm90::DeviceWeights& routed = *weights_.routed[size(local)];
   set(MegaSource::gemm1, wire_rows(layout.arrived(0), layout.ring_rows()), routed.gate_up());
   set(MegaSource::gemm2, activations(layout.intermediate()), routed.down());
   if (place_ == SharedPlace::inside) {
-    set(MegaSource::shared_gemm1, wire_rows(layout.row(0), size(layout.shape.cap)), shared_->gate_up());
-    set(MegaSource::shared_gemm2, activations(layout.shared_intermediate()), shared_->down());
+    set(MegaSource::shared_gemm1, wire_rows(layout.row(0), size(layout.shape.cap)), weights_.shared->gate_up());
+    set(MegaSource::shared_gemm2, activations(layout.shared_intermediate()), weights_.shared->down());
   }
   return part;
 }
@@ -183,11 +194,7 @@ Arrived DeviceMega::arrived(int) const {
   return arrived;
 }
 
-std::size_t DeviceMega::weight_bytes() const {
-  std::size_t bytes = shared_ ? shared_->report().device_bytes : 0;
-  for (const sm90::DeviceWeights& one : routed_) bytes += one.report().device_bytes;
-  return bytes;
-}
+std::size_t DeviceMega::weight_bytes() const { return loaded_bytes_; }
 
 const DeviceMega::Variant& DeviceMega::variant_for(int max_tokens) const {
   if (!small_ || !large_) return small_ ? *small_ : *large_;

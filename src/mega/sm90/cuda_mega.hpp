@@ -2,6 +2,7 @@
 // kernel, sum.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -19,12 +20,23 @@ namespace heddle {
 enum class SharedPlace : std::uint8_t { none, inside, extra_expert, module };
 SharedPlace shared_place(const LayerWeights& weights, const LayerOptions& layer, const DeviceLayerOptions& device);
 
+/// What the kernel does not compute or hold, and what to take instead: InputError. The same on all ranks.
+void check_device_mega(const ExchangeOptions& options, WeightKind kind);
+
+/// The weights of a GPU's ranks in its memory. Perhaps those of a layer's chains, which lie in the same order.
+struct MegaWeights {
+  std::vector<std::shared_ptr<const sm90::DeviceWeights>> routed;  ///< a local rank
+  std::shared_ptr<const sm90::DeviceWeights> shared;               ///< of a shared expert inside
+};
+
 /// dispatch() takes the call's inputs, combine() launches the whole layer; nothing arrives anywhere in between.
 class DeviceMega final : public DeviceExchangeBase {
  public:
-  /// `weights`: a local rank's, in order of rank. Throws InputError for what the kernel does not compute.
+  /// `weights`: a local rank's, in order of rank; `loaded`: the same in the GPU's memory, or nothing to load them here. Throws
+  /// InputError for what the kernel does not compute.
   DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
-             const DeviceLayerOptions& device, std::span<const LayerWeights> weights, const LayerOptions& layer);
+             const DeviceLayerOptions& device, std::span<const LayerWeights> weights, const LayerOptions& layer,
+             MegaWeights loaded = {});
 
   void dispatch_send(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) override {
     take_inputs(inputs, step, stream);
@@ -45,7 +57,7 @@ class DeviceMega final : public DeviceExchangeBase {
   /// The whole layer; then, where all ranks want all outputs, their exchange.
   void run(std::span<const DeviceOutput> outputs, DeviceStream stream);
   void share(DeviceStream stream) { share_outputs(stream); }
-  std::size_t weight_bytes() const;
+  std::size_t weight_bytes() const;  ///< that it has loaded itself
 
  private:
   /// The kernel with small or with large row blocks, and what it is given.
@@ -61,10 +73,10 @@ class DeviceMega final : public DeviceExchangeBase {
 
   int ctas_ = 1;  ///< a rank
   sm90::MegaAnnounceCall announce_;
-  SharedPlace place_;                        ///< of the shared expert
-  DevicePlacement extended_;                 ///< with extra experts; empty without
-  std::vector<sm90::DeviceWeights> routed_;  ///< a local rank
-  std::optional<sm90::DeviceWeights> shared_;
+  SharedPlace place_;         ///< of the shared expert
+  DevicePlacement extended_;  ///< with extra experts; empty without
+  MegaWeights weights_;
+  std::size_t loaded_bytes_ = 0;
   std::optional<Variant> small_, large_;
 };
 

@@ -1,0 +1,147 @@
+#include "layer/candidates.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "heddle/error.hpp"
+#include "layer/options.hpp"
+
+namespace heddle {
+
+namespace {
+
+bool sums_slots(const LayerOptions& options) {
+  return options.way == Way::low_latency || options.way == Way::mega ||
+         (options.way == Way::elastic && options.reduce == Reduce::home);
+}
+
+bool host_waits(const LayerOptions& options) {
+  return options.way == Way::normal || (options.way == Way::elastic && options.cpu_sync);
+}
+
+/// As of a layer of that way alone: what only another way has is left out.
+LayerOptions options_for(const LayerOptions& options, Way way) {
+  LayerOptions one = options;
+  one.way = way;
+  if (way != Way::elastic) one.reduce = Reduce::rank;
+  one.automatic = {};
+  return one;
+}
+
+/// The fused kernel's arithmetic: see DeviceMega.
+std::string refused_by_kernel(const LayerWeights& weights, const LayerOptions& options) {
+  const bool fp8 = weights.kind == WeightKind::mxfp4 || weights.kind == WeightKind::fp8_block;
+  if (!fp8 && weights.kind != WeightKind::bf16) return "its kernel takes mxfp4, fp8 block and bf16 weights";
+  const Activation wanted = fp8 ? Activation::fp8 : Activation::bf16;
+  if (activation_of(weights.kind, options) != wanted)
+    return fmt::format("its kernel takes {} activations with these weights", fp8 ? "fp8" : "bf16");
+  const Wire wire = fp8 ? Wire::fp8 : Wire::bf16;
+  return options.wire.value_or(wire) == wire ? "" : fmt::format("its kernel takes rows as {} from the wire", fp8 ? "fp8" : "bf16");
+}
+
+/// Why a way is no candidate; empty: it is one.
+std::string refusal(const LayerWeights& weights, const LayerOptions& one, const AutoOptions& automatic, Engine engine) {
+  const std::vector<Way>& named = automatic.ways;
+  const bool is_named = std::find(named.begin(), named.end(), one.way) != named.end();
+  if (!named.empty() && !is_named) return "not among the candidates that were named";
+  if (automatic.sums == SumOrder::slots && !sums_slots(one)) return "it sums in two stages, slots are asked for";
+  if (automatic.sums == SumOrder::two_stages && sums_slots(one)) return "it sums over slots, two stages are asked for";
+  if (engine == Engine::gpus && !is_named && host_waits(one)) return "its host waits for counts, so it cannot be captured";
+  try {
+    exchange_options(weights, one);
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return engine == Engine::gpus && one.way == Way::mega ? refused_by_kernel(weights, one) : "";
+}
+
+}  // namespace
+
+Candidates candidates_of(const LayerWeights& weights, const LayerOptions& options, Engine engine) {
+  Candidates candidates;
+  if (options.way != Way::automatic) {
+    candidates.options.push_back(options);
+    return candidates;
+  }
+  for (const Way way : real_ways) {
+    const LayerOptions one = options_for(options, way);
+    std::string reason = refusal(weights, one, options.automatic, engine);
+    if (reason.empty()) {
+      candidates.options.push_back(one);
+    } else {
+      candidates.refused.push_back({way, std::move(reason)});
+    }
+  }
+  if (!candidates.options.empty()) return candidates;
+  std::string reasons;
+  for (const RefusedWay& one : candidates.refused) reasons += fmt::format("; {}: {}", name(one.way), one.reason);
+  throw InputError("way auto: no way does what the options ask for" + reasons);
+}
+
+std::string describe_choice(const LayerOptions& options) {
+  const AutoOptions& automatic = options.automatic;
+  constexpr const char* orders[] = {"any", "slots", "two_stages"};
+  std::string named;
+  for (const Way way : automatic.ways) named += fmt::format("{}{}", named.empty() ? "" : ",", name(way));
+  const auto table = automatic.table != nullptr ? automatic.table : TuningTable::shipped();
+  return fmt::format("choice=auto\ntuning_table={}\ntuning_machine={}\ncandidates={}\nsums={}\n", table->fingerprint(),
+                     automatic.machine.empty() ? "own" : automatic.machine, named.empty() ? "all" : named,
+                     orders[static_cast<int>(automatic.sums)]);
+}
+
+PlanRequest plan_request(const LayerWeights& weights, const LayerOptions& options) {
+  PlanRequest request;
+  request.shape = weights.shape;
+  request.weights = weights.kind;
+  request.shared_experts = weights.shared ? 1 : 0;
+  request.ranks = weights.placement.ranks();
+  request.wire = options.wire.value_or(activation_of(weights.kind, options) == Activation::fp8 ? Wire::fp8 : Wire::bf16);
+  request.combine_wire = options.combine_wire;
+  request.quantisation = options.quantisation;
+  return request;
+}
+
+WayChooser::WayChooser(const LayerWeights& weights, const LayerOptions& options, Candidates candidates, const std::string& machine)
+    : candidates_(std::move(candidates)),
+      asked_(options.way != Way::automatic),
+      tensor_parallel_(options.tensor_parallel),
+      table_(options.automatic.table != nullptr ? options.automatic.table : TuningTable::shipped()),
+      request_(plan_request(weights, options)) {
+  for (const LayerOptions& one : candidates_.options) ways_.push_back(one.way);
+  const LayerShape& shape = weights.shape;
+  key_ = {options.automatic.machine.empty() ? machine : options.automatic.machine,
+          shape.hidden,
+          shape.intermediate,
+          shape.experts,
+          shape.topk,
+          request_.ranks,
+          weights.kind,
+          activation_of(weights.kind, options)};
+}
+
+/// Of a rank: under tensor-parallel attention a step is the whole batch.
+int WayChooser::tokens_of(const Step& step) const {
+  if (!tensor_parallel_) return step.max_tokens;
+  return static_cast<int>((static_cast<long long>(step.max_tokens) + request_.ranks - 1) / request_.ranks);
+}
+
+WayChoice WayChooser::choose(int max_tokens) const { return choose_way(*table_, key_, request_, ways_, max_tokens); }
+
+std::size_t WayChooser::pick(const Step& step) {
+  if (ways_.size() == 1) return 0;
+  const int tokens = tokens_of(step);
+  const auto known = picked_.find(tokens);
+  if (known != picked_.end()) return known->second;
+  const auto place = std::find(ways_.begin(), ways_.end(), choose(tokens).way);
+  return picked_[tokens] = static_cast<std::size_t>(place - ways_.begin());
+}
+
+WayChoice WayChooser::explain(const Step& step) const {
+  WayChoice choice = choose(tokens_of(step));
+  if (asked_) choice.source = fmt::format("the layer was made with this way; {}", choice.source);
+  choice.refused = candidates_.refused;
+  return choice;
+}
+
+}  // namespace heddle
