@@ -42,5 +42,6 @@ inline const CLI::Validator finite_number(
 void add_run(CLI::App& app, int& status);
 void add_verify(CLI::App& app, int& status);
 void add_plan(CLI::App& app, int& status);
+void add_trace(CLI::App& app, int& status);
 
 }  // namespace heddle::tool
