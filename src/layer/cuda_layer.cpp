@@ -12,6 +12,7 @@
 #include "layer/options.hpp"
 #include "mega/sm90/cuda_mega.hpp"
 #include "signal/fault.hpp"
+#include "trace/cuda_arena.hpp"
 
 namespace heddle {
 
@@ -154,6 +155,7 @@ void DeviceLayer::Impl::begin(std::span<const DeviceInput> inputs, const Step& g
     own = own_slices(inputs, stream);
   }
   if (shared != nullptr) shared->fork(stream);
+  trace::name_launches("dispatch");
   // First, so that it finds free SMs: its peers wait for it.
   if (host_waits) {
     exchange->dispatch_send(own, step, stream);
@@ -161,6 +163,7 @@ void DeviceLayer::Impl::begin(std::span<const DeviceInput> inputs, const Step& g
     exchange->dispatch(own, step, stream);
   }
   if (shared == nullptr) return;
+  trace::name_launches("shared gemm1", "shared gemm2", rank_of(0));
   try {
     shared->run(own, step.max_tokens, timed);
   } catch (...) {
@@ -179,6 +182,7 @@ std::vector<const bf16*> DeviceLayer::Impl::run_experts(DeviceStream stream) {
       results.push_back(exchange->result_rows(local));  // masked: what lies there is of an earlier call, and nobody reads it
       continue;
     }
+    trace::name_launches("gemm1", "gemm2", rank_of(local));
     results.push_back(mine.run(exchange->arrived(local), exchange->result_rows(local), expected, stream));
   }
   return results;
@@ -217,6 +221,7 @@ void DeviceLayer::Impl::end(std::span<bf16* const> outputs, DeviceStream stream)
   if (outputs.size() != locals())
     throw InputError(fmt::format("{} outputs for the {} ranks of GPU {}", outputs.size(), locals(), device()));
   const cuda::DeviceScope scope(device());
+  trace::name_launches("dispatch");
   if (host_waits) exchange->dispatch_receive(stream);
   try {
     if (fused != nullptr) {
@@ -226,6 +231,7 @@ void DeviceLayer::Impl::end(std::span<bf16* const> outputs, DeviceStream stream)
       const std::vector<const bf16*> results = run_experts(stream);
       mark(marks[2], stream);
       if (shared != nullptr) shared->join(stream);
+      trace::name_launches("combine");
       exchange->combine(results, places_of(outputs), stream);
     }
   } catch (...) {

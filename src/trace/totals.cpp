@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <set>
 #include <stdexcept>
 #include <tuple>
 
@@ -60,7 +61,8 @@ std::string during(const Span& span, const Span* parent) {
 void add_lane(const Lane& lane, RoleTotals& totals, Lines& lines) {
   const std::vector<std::int64_t> own = own_times(lane);
   const std::vector<int> parents = parents_of(lane);
-  ++totals.lanes;
+  totals.begin = totals.nanoseconds == 0 ? lane.begin : std::min(totals.begin, lane.begin);
+  totals.end = std::max(totals.end, lane.end);
   totals.nanoseconds += lane.end - lane.begin;
   totals.idle += lane.end - lane.begin;
   for (std::size_t i = 0; i < lane.spans.size(); ++i) {
@@ -111,24 +113,31 @@ std::vector<std::int64_t> own_times(const Lane& lane) {
 
 Totals totals_of(const Trace& trace) {
   Totals totals;
-  std::map<std::tuple<int, std::string, Role>, std::pair<RoleTotals, Lines>> roles;
+  struct Found {
+    RoleTotals totals;
+    Lines lines;
+    std::set<LaneName> names;
+  };
+  std::map<std::tuple<int, std::string, Role>, Found> roles;
   std::int64_t first = trace.empty() ? 0 : trace.front().begin;
   std::int64_t last = first;
   for (const Lane& lane : trace) {
     const std::string kernel = lane.kernel == nullptr ? "" : lane.kernel;
-    auto& [role, lines] = roles[{lane.name.launch, kernel, lane.name.role}];
-    role.role = lane.name.role;
-    role.kernel = kernel;
-    add_lane(lane, role, lines);
+    Found& found = roles[{lane.name.launch, kernel, lane.name.role}];
+    found.totals.role = lane.name.role;
+    found.totals.kernel = kernel;
+    found.names.insert(lane.name);
+    add_lane(lane, found.totals, found.lines);
     totals.spans += static_cast<std::int64_t>(lane.spans.size());
     totals.lost += lane.lost;
     first = std::min(first, lane.begin);
     last = std::max(last, lane.end);
   }
   totals.nanoseconds = last - first;
-  for (auto& [key, role] : roles) {
-    role.first.lines = role.second.take();
-    totals.roles.push_back(std::move(role.first));
+  for (auto& [key, found] : roles) {
+    found.totals.lanes = static_cast<int>(found.names.size());
+    found.totals.lines = found.lines.take();
+    totals.roles.push_back(std::move(found.totals));
   }
   return totals;
 }

@@ -23,6 +23,8 @@ struct RoleTotals {
   Role role = Role::rank;
   std::string kernel;  ///< on GPUs
   int lanes = 0;
+  std::int64_t begin = 0;        ///< of the first lane
+  std::int64_t end = 0;          ///< of the last one
   std::int64_t nanoseconds = 0;  ///< that these lanes were there
   std::int64_t idle = 0;         ///< of that, outside of any span
   std::vector<Line> lines;       ///< the longest first

@@ -20,7 +20,8 @@ double share_of(std::int64_t part, std::int64_t all) {
 std::string title_of(const RoleTotals& role) {
   const std::string lanes = role.lanes == 1 ? "1 lane" : fmt::format("{} lanes", role.lanes);
   const std::string kernel = role.kernel.empty() ? "" : role.kernel + ": ";
-  return fmt::format("{}{}, {}", kernel, trace::name(role.role), lanes);
+  return fmt::format("{}{}, {}, from {:.1f} to {:.1f} us", kernel, trace::name(role.role), lanes,
+                     static_cast<double>(role.begin) / 1e3, static_cast<double>(role.end) / 1e3);
 }
 
 void print_line(const std::string& what, std::int64_t count, std::int64_t nanoseconds, std::int64_t all) {
@@ -45,6 +46,8 @@ Json json_of(const RoleTotals& role) {
   return {{"role", trace::name(role.role)},
           {"kernel", role.kernel.empty() ? Json(nullptr) : Json(role.kernel)},
           {"lanes", role.lanes},
+          {"begin_seconds", static_cast<double>(role.begin) / 1e9},
+          {"end_seconds", static_cast<double>(role.end) / 1e9},
           {"seconds", static_cast<double>(role.nanoseconds) / 1e9},
           {"idle_seconds", static_cast<double>(role.idle) / 1e9},
           {"lines", lines}};
