@@ -3,6 +3,7 @@
 #if defined(HEDDLE_TRACE)
 
 #include <cuda_runtime.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "group/cuda_driver.hpp"
+#include "heddle/error.hpp"
 #include "trace/words.hpp"
 
 namespace heddle::trace {
@@ -113,6 +115,7 @@ struct Arena::Impl {
   DeviceRecord* records = nullptr;
   std::size_t room = 0;
   std::size_t used = 0;
+  int refused = 0;  ///< launches
   std::vector<Part> parts;
 
   void collect(const Part& part, int number, const DeviceRecord* all, double rate, Recorder& to) const;
@@ -135,7 +138,10 @@ Arena::~Arena() {
 DeviceTrace Arena::take(const Launch& launch, const char* kernel) {
   const Part part{launch, kernel, impl_->used};
   const std::size_t wanted = part.lanes() * part.room();
-  if (wanted > impl_->room - impl_->used) return {};
+  if (wanted > impl_->room - impl_->used) {
+    ++impl_->refused;
+    return {};
+  }
   impl_->used += wanted;
   impl_->parts.push_back(part);
   return {impl_->records + part.first, static_cast<std::int32_t>(part.room())};
@@ -178,6 +184,12 @@ void Arena::Impl::collect(const Part& part, int number, const DeviceRecord* all,
 }
 
 void Arena::collect(Recorder& to) const {
+  if (impl_->refused > 0) {
+    throw InputError(
+        fmt::format("the time stamps of {} kernels find no room in the {} MiB of GPU {} that are set apart for them; "
+                    "trace fewer ranks a GPU",
+                    impl_->refused, impl_->room * sizeof(DeviceRecord) >> 20, impl_->device));
+  }
   const cuda::DeviceScope scope(impl_->device);
   std::vector<DeviceRecord> all(impl_->used);
   check(cudaMemcpy(all.data(), impl_->records, impl_->used * sizeof(DeviceRecord), cudaMemcpyDeviceToHost), "copying of a trace");

@@ -23,7 +23,8 @@ struct Launch {
 
 #if defined(HEDDLE_TRACE)
 
-/// One GPU's. Launches take their part of it one after the other, until it is full; those behind that record nothing.
+/// One GPU's. Launches take their part of it one after the other, until it is full; those behind that record nothing, and collect
+/// says so.
 class Arena {
  public:
   explicit Arena(int device, std::size_t bytes = std::size_t{2} << 30);
@@ -32,7 +33,7 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
 
   DeviceTrace take(const Launch& launch, const char* kernel);
-  /// The lanes of all launches, when the GPU is at rest.
+  /// The lanes of all launches, when the GPU is at rest. Throws InputError where some had no room.
   void collect(Recorder& to) const;
 
  private:
@@ -61,7 +62,7 @@ DeviceTrace next_launch(const Launch& launch);
 
 class Arena {
  public:
-  explicit Arena(int) {}
+  explicit Arena(int, std::size_t = 0) {}
   void collect(Recorder&) const {}
 };
 class Recording {

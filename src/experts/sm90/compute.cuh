@@ -100,7 +100,7 @@ struct ProductMath {
 
   template <int tokens>
   __device__ __forceinline__ void run(const Task& task) const {
-    trace::WarpSpan span(trace::Kind::products, task, product_of<Shape>());
+    trace::WarpSpan span(trace::Kind::products, task, product_of(weights.plan));
     const WeightPlan& plan = weights.plan;
     Sums<Shape, tokens> sums;
     multiply_task<Shape, tokens>(shared, plan, call.tokens.scaling, call.tokens.format, task, me, factors, at, sums);

@@ -77,7 +77,7 @@ void launch_product(const ProductCall& product, RowBlocks blocks, bool activates
                                          static_cast<std::size_t>(call.tokens.readable), kernel.box_rows);
   }
   constexpr int most_spans = 1024;
-  trace::record_launch(call, {0, 1, ctas, kernel.threads, most_spans, 0, !activates});
+  trace::record_launch(call, {0, 1, ctas, kernel.threads, most_spans, 0, !plan.paired});
   void* arguments[] = {&call};
   cuda::check(cudaLaunchKernel(kernel.function, dim3(static_cast<unsigned>(ctas)), dim3(static_cast<unsigned>(kernel.threads)),
                                arguments, kernel.shared_bytes_for(call.experts), stream),

@@ -63,7 +63,7 @@ class LargeRowFactors {
 template <class Shape, int pieces>
 __device__ __forceinline__ void compute_large(Shared<Shape>& shared, const ProductCall& call, const OrderedMatrix& weights,
                                               const Task& task, LargeRings<Shape>& at, int& turn) {
-  trace::WarpSpan span(trace::Kind::products, task, product_of<Shape>());
+  trace::WarpSpan span(trace::Kind::products, task, product_of(weights.plan));
   const LargePosition me(pieces == 2);
   const WeightPlan& plan = weights.plan;
   const LargeRowFactors<Shape> factors(shared, me);

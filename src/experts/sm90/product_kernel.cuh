@@ -73,7 +73,7 @@ __device__ void stream_weights(ProductShared<Shape>& shared, const OrderedMatrix
   while (more) {
     Task next;
     more = tell_next(next);
-    const trace::WarpSpan span(trace::Kind::weights, task, product_of<Shape>());
+    const trace::WarpSpan span(trace::Kind::weights, task, product_of(weights.plan));
     stream.load(weights, task);
     task = next;
   }
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(Shape::threads, 1) product_kernel(const __grid
     ListedTasks listed(shared.tasks);
     Task task;
     while (listed.next(task)) {
-      const trace::WarpSpan span(trace::Kind::widen, task, product_of<Shape>());
+      const trace::WarpSpan span(trace::Kind::widen, task, product_of(weights.plan));
       widener.widen(weights.plan, task);
     }
   }

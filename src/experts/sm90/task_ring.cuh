@@ -10,12 +10,10 @@
 
 namespace heddle::sm90 {
 
-/// How a trace notes tasks of a kernel of this shape, all of which are of one product.
-template <class Shape>
-__device__ constexpr trace::Product product_of() {
-  return Shape::activates ? trace::Product::gemm1 : trace::Product::gemm2;
+/// How a trace notes tasks, all of which are of one product: gate and up are paired. The block is told by its first row.
+__device__ inline trace::Product product_of(const WeightPlan& plan) {
+  return plan.paired ? trace::Product::gemm1 : trace::Product::gemm2;
 }
-/// The block is told by its first row.
 __device__ inline trace::TaskNote note_of(const Task& task) {
   return {trace::Product::none, task.expert, task.flat, task.tile, task.rows};
 }
