@@ -7,6 +7,7 @@
 #include <set>
 #include <stdexcept>
 #include <thread>
+#include <tuple>
 
 #include "trace/chrome.hpp"
 #include "trace/recorder.hpp"
@@ -127,6 +128,16 @@ TEST(TraceTotals, WaitsAreTakenOffWhatTheyHeldUp) {
     EXPECT_EQ(sum, role.nanoseconds);
     EXPECT_EQ(role.lanes, 3);
   }
+}
+
+TEST(TraceSegments, TheInnermostSpanCounts) {
+  Lane lane;
+  lane.spans = {span(2, 5, Kind::products), span(5, 6, Kind::activation), span(1, 9, Kind::shared), span(10, 12, Kind::combine)};
+  std::vector<std::tuple<std::int64_t, std::int64_t, Kind, bool>> found;
+  for (const Segment& one : segments_of(lane)) found.emplace_back(one.begin, one.end, one.span->kind, one.of_shared);
+  EXPECT_THAT(found, testing::ElementsAre(std::tuple(1, 2, Kind::shared, true), std::tuple(2, 5, Kind::products, true),
+                                          std::tuple(5, 6, Kind::activation, true), std::tuple(6, 9, Kind::shared, true),
+                                          std::tuple(10, 12, Kind::combine, false)));
 }
 
 TEST(TraceFiles, TheChromeTraceHasEverySpan) {

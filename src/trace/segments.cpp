@@ -29,20 +29,21 @@ class Walk {
   Walk(const Lane& lane, std::vector<Segment>& segments)
       : lane_(lane), children_(children_of(lane, parents_of(lane))), segments_(segments) {}
 
-  void visit(int i) {
+  void visit(int i, bool of_shared) {
     const Span& span = lane_.spans[static_cast<std::size_t>(i)];
+    of_shared |= span.kind == Kind::shared;
     std::int64_t at = span.begin;
     for (const int child : children_[static_cast<std::size_t>(i)]) {
-      add(at, lane_.spans[static_cast<std::size_t>(child)].begin, span);
-      visit(child);
+      add(at, lane_.spans[static_cast<std::size_t>(child)].begin, span, of_shared);
+      visit(child, of_shared);
       at = lane_.spans[static_cast<std::size_t>(child)].end;
     }
-    add(at, span.end, span);
+    add(at, span.end, span, of_shared);
   }
 
  private:
-  void add(std::int64_t begin, std::int64_t end, const Span& span) {
-    if (end > begin) segments_.push_back({begin, end, &span});
+  void add(std::int64_t begin, std::int64_t end, const Span& span, bool of_shared) {
+    if (end > begin) segments_.push_back({begin, end, &span, of_shared});
   }
 
   const Lane& lane_;
@@ -57,7 +58,7 @@ std::vector<Segment> segments_of(const Lane& lane) {
   Walk walk(lane, segments);
   const std::vector<int> parents = parents_of(lane);
   for (std::size_t i = 0; i < parents.size(); ++i) {
-    if (parents[i] < 0) walk.visit(static_cast<int>(i));
+    if (parents[i] < 0) walk.visit(static_cast<int>(i), false);
   }
   std::stable_sort(segments.begin(), segments.end(), [](const Segment& a, const Segment& b) { return a.begin < b.begin; });
   return segments;

@@ -12,6 +12,7 @@ struct Segment {
   std::int64_t begin = 0;
   std::int64_t end = 0;
   const Span* span = nullptr;
+  bool of_shared = false;  ///< within a span of Kind::shared
 };
 
 /// In the order of time, without what is idle. Valid while the lane lives.

@@ -104,7 +104,7 @@ struct Row {
 
   void add(const Lane& lane, std::int64_t all) {
     for (const Segment& segment : segments_of(lane)) {
-      const auto paint = static_cast<std::size_t>(paint_of(*segment.span));
+      const auto paint = static_cast<std::size_t>(segment.of_shared ? Paint::shared : paint_of(*segment.span));
       const double waiting = waited_share(*segment.span);
       for_cells(segment.begin, segment.end, all, [&](int cell, double share) {
         const auto at = static_cast<std::size_t>(cell);
