@@ -8,12 +8,14 @@
 namespace heddle {
 
 /// Begins a kernel template of `mover`: the worker of this warp, and its squad's memory. Masked ranks leave at once.
-#define HEDDLE_DEVICE_WORKER(w, call, part)                                                             \
-  ptx::wait_for_earlier_kernels();                                                                      \
-  ptx::let_next_kernel_launch();                                                                        \
-  extern __shared__ std::byte heddle_squad_memory[];                                                    \
-  DeviceWorker<mover> w((call).team, part, heddle_squad_memory, (call).squad_bytes, (call).bulk_bytes); \
-  if (!w.live(w.heap().rank)) return
+#define HEDDLE_DEVICE_WORKER(w, call, part)                                                              \
+  ptx::wait_for_earlier_kernels();                                                                       \
+  ptx::let_next_kernel_launch();                                                                         \
+  extern __shared__ std::byte heddle_squad_memory[];                                                     \
+  DeviceWorker<mover> w((call).team, part, heddle_squad_memory, (call).squad_bytes, (call).bulk_bytes);  \
+  if (!w.live(w.heap().rank)) return;                                                                    \
+  const trace::WarpLane heddle_lane(trace::trace_of((call).team), trace::Role::worker, w.squad_index()); \
+  const trace::WarpSpan heddle_span(trace::Kind::move)
 
 /// A pointer into the first local rank's memory, moved to this CTA's rank.
 template <class T>

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "exchange/gather/by_nccl.hpp"
+#include "trace/cuda_arena.hpp"
 
 namespace heddle {
 
@@ -271,6 +272,8 @@ void DeviceExchangeBase::launch(const void* kernel, const void* parameters, Halv
   const cuda::DeviceScope scope(device());
   cudaLaunchAttribute attributes[3];
   const cudaLaunchConfig_t config = configuration(shape_for(call_.max_tokens, halves), attributes, stream);
+  trace::record_launch(call->team,
+                       {rank_of(0), local_ranks(), static_cast<int>(config.gridDim.x), static_cast<int>(config.blockDim.x)});
   void* arguments[] = {const_cast<void*>(parameters)};
   check(cudaLaunchKernelExC(&config, kernel, arguments), "launch of an exchange kernel");
 }

@@ -8,6 +8,8 @@
 #include <thread>
 #include <utility>
 
+#include "trace/recorder.hpp"
+
 namespace heddle {
 
 namespace {
@@ -47,7 +49,10 @@ HostRank::HostRank(Workspace& workspace, const ExchangeOptions& options, const E
 }
 
 void HostRank::run(CallPart part, const Half& half) {
+  const trace::Context traced = trace::context();
   run_side_by_side(workers_.size(), [&](std::size_t i) {
+    const trace::Attached lane(traced, trace::Role::worker, static_cast<int>(i));
+    const trace::Recorded half_recorded(trace::Kind::move);
     workers_[i].start(part);
     return half(workers_[i]);
   });

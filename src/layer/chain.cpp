@@ -6,6 +6,7 @@
 #include "layer/body.hpp"
 #include "layer/expert_bytes.hpp"
 #include "layer/expert_slices.hpp"
+#include "trace/recorder.hpp"
 
 namespace heddle {
 
@@ -50,6 +51,12 @@ class Chain final : public LayerBody {
     return HostExperts(std::move(all), weights_.shape.hidden, intermediate, arithmetic());
   }
 
+  /// Arrived rows as the products take them; those of a fused shared expert behind them.
+  RowView prepare_rows(const Arrived& arrived, const bf16* own, int tokens, std::size_t first) {
+    const trace::Recorded recorded(trace::Kind::regroup);
+    return rows_.prepare(arrived, own, tokens, first);
+  }
+
   bf16* reserve_results(std::size_t rows_needed) {
     if (rows_needed > results_room_) {
       results_ = Array<bf16>(rows_needed * hidden());
@@ -65,6 +72,8 @@ class Chain final : public LayerBody {
   const bf16* run_routed(const Arrived& arrived, const LayerInput& own);
   const bf16* run_shared(const LayerInput& own);
   void compute(const Arrived& arrived, const LayerInput& own, CombineOutput& output);
+  Arrived dispatch(const LayerInput& own, const Step& step);
+  void combine(const CombineOutput& output);
   void note_experts(const Arrived& arrived, const ExpertReport& done);
   void note_expert_bytes(const Arrived& arrived);
 
@@ -87,7 +96,7 @@ const bf16* Chain::run_by_expert(const Arrived& arrived, const LayerInput& own) 
   const auto local = static_cast<std::size_t>(routed_count_);
   ExpertReport done;
   if (!fused()) {
-    const RowView view = rows_.prepare(arrived, nullptr, 0, 0);
+    const RowView view = prepare_rows(arrived, nullptr, 0, 0);
     report_.regroup.seconds += watch_.lap();
     const ResultRows out{reserve_results(room), 0};
     if (arrived.layout == ArrivedLayout::masked) {
@@ -99,7 +108,7 @@ const bf16* Chain::run_by_expert(const Arrived& arrived, const LayerInput& own) 
     return nullptr;
   }
   // Masked blocks are runs as well: one call covers both, with the own tokens as the last expert's run.
-  const RowView view = rows_.prepare(arrived, own.hidden, own.tokens, room);
+  const RowView view = prepare_rows(arrived, own.hidden, own.tokens, room);
   begins_.assign(arrived.begins, arrived.begins + local);
   counts_.assign(arrived.counts, arrived.counts + local);
   begins_.push_back(arrived.room);
@@ -120,7 +129,7 @@ const bf16* Chain::run_routed(const Arrived& arrived, const LayerInput& own) {
   const auto room = static_cast<std::size_t>(arrived.room);
   const auto k = static_cast<std::size_t>(weights_.shape.topk);
   const auto extra = fused() ? static_cast<std::size_t>(own.tokens) : 0;
-  const RowView view = rows_.prepare(arrived, fused() ? own.hidden : nullptr, own.tokens, room);
+  const RowView view = prepare_rows(arrived, fused() ? own.hidden : nullptr, own.tokens, room);
   const std::int32_t* ids = arrived.local_ids;
   const float* pair_weights = arrived.weights;
   if (fused()) {
@@ -193,13 +202,24 @@ void Chain::compute(const Arrived& arrived, const LayerInput& own, CombineOutput
   output.shared = run_experts(arrived, own);
   if (!weights_.shared) return;
   watch_.lap();
+  const trace::Recorded recorded(trace::Kind::shared);
   if (!fused()) output.shared = run_shared(own);
   output.shared_factors = gate_shared(own);
   report_.shared_seconds = watch_.lap();
 }
 
+Arrived Chain::dispatch(const LayerInput& own, const Step& step) {
+  const trace::Recorded recorded(trace::Kind::dispatch);
+  return exchange_->dispatch({own.tokens, own.hidden, own.ids, own.weights, {}}, step);
+}
+
+void Chain::combine(const CombineOutput& output) {
+  const trace::Recorded recorded(trace::Kind::combine);
+  exchange_->combine(results_.data(), output);
+}
+
 void Chain::run(const LayerInput& own, const Step& step, CombineOutput output) {
-  const Arrived arrived = exchange_->dispatch({own.tokens, own.hidden, own.ids, own.weights, {}}, step);
+  const Arrived arrived = dispatch(own, step);
   report_.regroup.seconds = arrived.regroup_seconds;
   report_.dispatch.seconds = watch_.lap() - arrived.regroup_seconds;
   const ExchangeTraffic dispatched = exchange_->take_traffic();
@@ -211,7 +231,7 @@ void Chain::run(const LayerInput& own, const Step& step, CombineOutput output) {
     fail_();  // nobody shall wait for this rank's results
     throw;
   }
-  exchange_->combine(results_.data(), output);
+  combine(output);
   report_.combine.seconds += watch_.lap();
   add_traffic(report_.combine, exchange_->take_traffic());
 }

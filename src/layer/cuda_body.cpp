@@ -7,6 +7,7 @@
 
 #include "layer/options.hpp"
 #include "signal/fault.hpp"
+#include "trace/cuda_arena.hpp"
 
 namespace heddle {
 
@@ -83,6 +84,7 @@ void DeviceBody::begin(std::span<const DeviceInput> inputs, const Step& given, D
     own = own_slices(inputs, stream);
   }
   if (wants_shared_) parts_.shared->fork(stream);
+  trace::name_launches("dispatch");
   // First, so that it finds free SMs: its peers wait for it.
   if (host_waits_) {
     exchange_->dispatch_send(own, step_, stream);
@@ -90,6 +92,7 @@ void DeviceBody::begin(std::span<const DeviceInput> inputs, const Step& given, D
     exchange_->dispatch(own, step_, stream);
   }
   if (!wants_shared_) return;
+  trace::name_launches("shared gemm1", "shared gemm2", parts_.rank_of(0));
   try {
     parts_.shared->run(own, step_.max_tokens, marks != nullptr);
   } catch (...) {
@@ -108,6 +111,7 @@ std::vector<const bf16*> DeviceBody::run_experts(DeviceStream stream) {
       results.push_back(exchange_->result_rows(local));  // masked: what lies there is of an earlier call, and nobody reads it
       continue;
     }
+    trace::name_launches("gemm1", "gemm2", parts_.rank_of(local));
     results.push_back(mine.run(exchange_->arrived(local), exchange_->result_rows(local), expected, stream));
   }
   return results;
@@ -143,6 +147,7 @@ void DeviceBody::run_fused(std::span<bf16* const> outputs, DeviceStream stream, 
 }
 
 void DeviceBody::end(std::span<bf16* const> outputs, DeviceStream stream, const CallMarks* marks) {
+  trace::name_launches("dispatch");
   if (host_waits_) exchange_->dispatch_receive(stream);
   try {
     if (fused_ != nullptr) {
@@ -152,6 +157,7 @@ void DeviceBody::end(std::span<bf16* const> outputs, DeviceStream stream, const 
       const std::vector<const bf16*> results = run_experts(stream);
       mark(marks, 2, stream);
       if (wants_shared_) parts_.shared->join(stream);
+      trace::name_launches("combine");
       exchange_->combine(results, places_of(outputs), stream);
     }
   } catch (...) {

@@ -4,10 +4,18 @@
 #include <chrono>
 
 #include "signal/fault.hpp"
+#include "trace/recorder.hpp"
 
 namespace heddle {
 
 namespace {
+
+/// Whatever `work` gives, as a span.
+template <class Work>
+bool recorded(trace::Kind kind, const Work& work) {
+  const trace::Recorded now(kind);
+  return work();
+}
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -51,7 +59,7 @@ struct HostMega::TaskWorker {
     worker.start(CallPart::dispatch_send);
     if (!MegaTasks(worker, call, products).run()) return false;
     const auto begin = std::chrono::steady_clock::now();
-    const bool summed = mega_sum(worker, call, {nullptr, shared_factors}, out);
+    const bool summed = recorded(trace::Kind::sum, [&] { return mega_sum(worker, call, {nullptr, shared_factors}, out); });
     sum_seconds = seconds_since(begin);
     return summed;
   }
@@ -60,7 +68,9 @@ struct HostMega::TaskWorker {
 bool HostMega::dispatch(HostWorker& w, const MegaCall& call, double& seconds) {
   const auto begin = std::chrono::steady_clock::now();
   w.start(CallPart::dispatch_send);
-  const bool done = mega_dispatch(w, call);
+  const bool done = recorded(trace::Kind::announce, [&] { return mega_announce(w, call); }) &&
+                    recorded(trace::Kind::count, [&] { return mega_count(w, call); }) &&
+                    recorded(trace::Kind::fetch, [&] { return mega_pull(w, call); });
   seconds = seconds_since(begin);
   return done;
 }
@@ -85,8 +95,12 @@ void HostMega::forward(const ExchangeInput& input, const Step& step, const Combi
   std::vector<TaskWorker> tasks;
   tasks.reserve(workers);
   for (int i = 0; i < options_.workers; ++i) tasks.emplace_back(team(), i, now, experts_);
+  const trace::Context traced = trace::context();
   run_side_by_side(2 * workers, [&](std::size_t i) {
-    return i < workers ? dispatch(worker(i), now, dispatching[i]) : tasks[i - workers].run(now, shared_factors, output.out);
+    const bool dispatches = i < workers;
+    const std::size_t number = dispatches ? i : i - workers;
+    const trace::Attached lane(traced, dispatches ? trace::Role::dispatch : trace::Role::tasks, static_cast<int>(number));
+    return dispatches ? dispatch(worker(number), now, dispatching[number]) : tasks[number].run(now, shared_factors, output.out);
   });
   worker(0).start(CallPart::combine);  // the call's epoch is used up
   for (const TaskWorker& one : tasks) {

@@ -4,6 +4,7 @@
 
 #include "heddle/experts.hpp"
 #include "mega/protocol.hpp"
+#include "trace/recorder.hpp"
 
 namespace heddle {
 
@@ -43,14 +44,27 @@ class MegaTasks {
     for (int place = mega_claim(w_, layout_); place < schedule.tasks(); place = mega_claim(w_, layout_)) {
       const MegaTask task = schedule.task(place);
       const MegaBlock block = block_of(call_, task.block);
-      if (!(task.kind == MegaTask::Kind::gemm1 ? run_gemm1(block, task.part) : run_gemm2(block, task.part))) return false;
+      const bool is_gemm1 = task.kind == MegaTask::Kind::gemm1;
+      const trace::TaskNote note{is_gemm1 ? trace::Product::gemm1 : trace::Product::gemm2, block.expert, task.block, task.part,
+                                 block.rows};
+      if (!(is_gemm1 ? run_gemm1(block, note) : run_gemm2(block, note))) return false;
     }
     mega_finish(w_, layout_);
     return true;
   }
 
  private:
-  bool run_gemm1(const MegaBlock& block, int part) {
+  bool run_gemm1(const MegaBlock& block, const trace::TaskNote& note) {
+    if (!load_rows(block, note)) return false;
+    const RowView made = multiplied(note, [&] { return products_.gemm1(block.expert, note.part, block.rows); });
+    const trace::Recorded epilogue(trace::Kind::epilogue, note);
+    store(layout_.intermediate(), block.ring_row, note.part, block.rows, made);
+    mega_note_step(w_, layout_, block, note.part);
+    return true;
+  }
+
+  bool load_rows(const MegaBlock& block, const trace::TaskNote& note) {
+    const trace::Recorded loading(trace::Kind::rows, note);
     if (!mega_await_rows(w_, layout_, block)) return false;
     const HeapView heap = w_.heap();
     const ArrivedRows room = products_.arrived(block.rows);
@@ -61,24 +75,38 @@ class MegaTasks {
       room.weights[i] = w_.read(heap.template mine<const float>(layout_.row_weight(row)));
     }
     w_.complete_all();
-    store(layout_.intermediate(), block.ring_row, part, block.rows, products_.gemm1(block.expert, part, block.rows));
-    mega_note_step(w_, layout_, block, part);
     return true;
   }
 
-  bool run_gemm2(const MegaBlock& block, int part) {
-    const StepRows room = products_.activations(layout_.activated, block.rows);
-    for (int step = 0, ready = 0; step < layout_.gemm1_tasks(); ++step) {
-      if (step >= ready) ready = mega_await_steps(w_, layout_, block, step);
-      if (ready == 0) return false;
-      load(layout_.intermediate(), block.ring_row, step, block.rows, room);
-    }
-    w_.complete_all();
-    const bf16* results = products_.gemm2(block.expert, part, block.rows);
-    const int columns = columns_of(part);
-    for (int i = 0; i < block.rows; ++i) mega_push(w_, layout_, block, i, results + i * columns, part * task_columns, columns);
+  bool run_gemm2(const MegaBlock& block, const trace::TaskNote& note) {
+    const auto await = [&](int step) { return mega_await_steps(w_, layout_, block, step); };
+    if (!load_steps(layout_.intermediate(), block.ring_row, note, await)) return false;
+    const bf16* results = multiplied(note, [&] { return products_.gemm2(block.expert, note.part, block.rows); });
+    const trace::Recorded epilogue(trace::Kind::epilogue, note);
+    const int columns = columns_of(note.part);
+    for (int i = 0; i < block.rows; ++i) mega_push(w_, layout_, block, i, results + i * columns, note.part * task_columns, columns);
     mega_note_pushed(w_, layout_, block);
     return true;
+  }
+
+  /// All steps of a GEMM 2 task's rows, from row `first` of the region on; await(step) as mega_await_steps.
+  template <class Await>
+  bool load_steps(const StepRegion& region, std::size_t first, const trace::TaskNote& note, const Await& await) {
+    const trace::Recorded loading(trace::Kind::rows, note);
+    const StepRows room = products_.activations(region.format, note.rows);
+    for (int step = 0, ready = 0; step < region.format.steps(); ++step) {
+      if (step >= ready) ready = await(step);
+      if (ready == 0) return false;
+      load(region, first, step, note.rows, room);
+    }
+    w_.complete_all();
+    return true;
+  }
+
+  template <class Multiply>
+  auto multiplied(const trace::TaskNote& note, const Multiply& multiply) {
+    const trace::Recorded products(trace::Kind::products, note);
+    return multiply();
   }
 
   // The shared expert's tasks are dealt beforehand: all are of one size. GEMM 1 waits for nobody, so GEMM 2 waits for what is under
@@ -90,8 +118,10 @@ class MegaTasks {
       const int block = task / steps;
       const int part = task % steps;
       const int first = block * layout_.block_rows;
-      store(layout_.shared_intermediate(), static_cast<std::size_t>(first), part, shared_rows(block),
-            products_.shared_gemm1(first, part, shared_rows(block)));
+      const trace::TaskNote note{trace::Product::shared_gemm1, 0, block, part, shared_rows(block)};
+      const RowView made = multiplied(note, [&] { return products_.shared_gemm1(first, part, note.rows); });
+      const trace::Recorded epilogue(trace::Kind::epilogue, note);
+      store(layout_.shared_intermediate(), static_cast<std::size_t>(first), part, note.rows, made);
       mega_note_shared_step(w_, layout_, block, part);
     }
   }
@@ -103,18 +133,14 @@ class MegaTasks {
   }
 
   bool run_shared_gemm2(int block, int part) {
-    const int rows = shared_rows(block);
+    const trace::TaskNote note{trace::Product::shared_gemm2, 0, block, part, shared_rows(block)};
     const int first = block * layout_.block_rows;
-    const StepRows room = products_.activations(layout_.shared, rows);
-    for (int step = 0, ready = 0; step < layout_.shared.steps(); ++step) {
-      if (step >= ready) ready = mega_await_shared_steps(w_, layout_, block, step);
-      if (ready == 0) return false;
-      load(layout_.shared_intermediate(), static_cast<std::size_t>(first), step, rows, room);
-    }
-    w_.complete_all();
-    const bf16* results = products_.shared_gemm2(part, rows);
+    const auto await = [&](int step) { return mega_await_shared_steps(w_, layout_, block, step); };
+    if (!load_steps(layout_.shared_intermediate(), static_cast<std::size_t>(first), note, await)) return false;
+    const bf16* results = multiplied(note, [&] { return products_.shared_gemm2(part, note.rows); });
+    const trace::Recorded epilogue(trace::Kind::epilogue, note);
     const int columns = columns_of(part);
-    for (int i = 0; i < rows; ++i) {
+    for (int i = 0; i < note.rows; ++i) {
       const std::size_t to = layout_.shared_slot(first + i) + static_cast<std::size_t>(part * task_columns) * sizeof(bf16);
       w_.copy_bytes(w_.heap().template mine<std::byte>(to), results + i * columns,
                     static_cast<std::size_t>(columns) * sizeof(bf16));

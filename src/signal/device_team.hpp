@@ -8,6 +8,7 @@
 #include "heddle/group.hpp"
 #include "signal/tally.hpp"
 #include "signal/words.hpp"
+#include "trace/device.hpp"
 
 namespace heddle {
 
@@ -50,6 +51,9 @@ struct DeviceTeam {
   HostFault* host_faults = nullptr;  ///< [ranks of this launch]
   TeamCounters* counters = nullptr;  ///< [ranks of this launch], one set an exchange
   Tally* tallies = nullptr;          ///< of the first rank of this launch, see TallyPlan; null: nothing is counted
+#if defined(HEDDLE_TRACE)
+  trace::DeviceTrace recorded;
+#endif
 };
 
 }  // namespace heddle

@@ -16,6 +16,7 @@
 #include "signal/device_team.hpp"
 #include "signal/ptx.cuh"
 #include "signal/worker.hpp"
+#include "trace/device.cuh"
 
 namespace heddle {
 
@@ -43,6 +44,7 @@ class DeviceWorker : public WarpNumbers, public Place, private BulkRing<mover ==
         shared_(shared),
         shared_end_(shared + shared_bytes) {
     heap_.rank += static_cast<int>(blockIdx.y);
+    trace::begin_warp();
     // Everything is asked for before anything is looked at.
     const bool begins = part == CallPart::dispatch_send;
     const Word epoch = ptx::load_relaxed_system(begins ? &header()->epoch : &header()->call);
@@ -401,6 +403,7 @@ class DeviceWorker : public WarpNumbers, public Place, private BulkRing<mover ==
   }
   __device__ bool acquire_at_least(const Word* word, const WordName& name, std::uint32_t least, std::uint32_t& value) {
     verb();
+    const trace::WarpWait waiting(name);
     Word seen = 0;
     bool arrived = false;
     if (lane() == 0) {
@@ -418,6 +421,7 @@ class DeviceWorker : public WarpNumbers, public Place, private BulkRing<mover ==
   template <class WordOf, class NameOf>
   __device__ bool hear_each(int n, WordOf word, NameOf name, std::int32_t* values, const std::int32_t** seen) {
     verb();
+    const trace::WarpWait waiting(n, name);
     std::int32_t* mine = values == nullptr ? nullptr : squad_array(n);
     if (mine == nullptr) mine = values;  // too many for the squad's memory: all squads write the same
     // Taken off now and added at the end, so that nothing is kept meanwhile.
@@ -462,6 +466,7 @@ class DeviceWorker : public WarpNumbers, public Place, private BulkRing<mover ==
   template <class WordOf, class NameOf>
   __device__ bool acquire_each(int n, WordOf word, NameOf name) {
     verb();
+    const trace::WarpWait waiting(n, name);
     bool fine = true;
 #pragma unroll 1
     for (int i = lane(); fine && i < n; i += lanes_of_warp) {
@@ -518,6 +523,7 @@ class DeviceWorker : public WarpNumbers, public Place, private BulkRing<mover ==
   template <class WordOf>
   __device__ int acquire_own_run(int n, WordOf word, const WordName& name, std::uint32_t least) {
     verb();
+    const trace::WarpWait waiting(name);
     const bool looks = lane() < n;
     const Word* mine = word(looks ? lane() : 0);
     FellowWait wait;
@@ -581,6 +587,7 @@ class DeviceWorker : public WarpNumbers, public Place, private BulkRing<mover ==
   /// in hardware, without memory. Many CTAs count their arrivals, and the abort word ends the wait. False where it stands.
   __device__ bool team_barrier() {
     verb();
+    const trace::WarpWait waiting({WordKind::team, heap_.rank, -1});
     bool fine = true;
     if (one_cluster()) {
       ptx::cluster_barrier_release_acquire();

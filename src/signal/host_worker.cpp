@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
+
+#include "trace/recorder.hpp"
 
 namespace heddle {
 
@@ -106,6 +109,7 @@ bool HostWorker::wait(const Word* word, const WordName& name, std::uint64_t expe
   auto since = Clock::now();
   const Doorbell bell(*team_.heap.mine<HeapHeader>(0));
   auto last = moved(bell.read());
+  std::optional<trace::Recorded> waiting;
   for (;;) {
     const std::uint32_t rung = bell.read();
     const Word seen = atomic.load(std::memory_order_acquire);
@@ -120,6 +124,7 @@ bool HostWorker::wait(const Word* word, const WordName& name, std::uint64_t expe
       fail(name, expected, seen);
       return false;
     }
+    if (!waiting) waiting.emplace(name);
     bell.sleep(rung, left);
   }
 }
@@ -172,6 +177,7 @@ bool HostWorker::rest(Patience& patience, const WordName& name, Word expected, W
       fail(name, expected, seen);
       return false;
     }
+    const trace::Recorded waiting(name);
     bell.sleep(patience.rung, left);
   }
   // Something may have come since the peeks: it is looked at before a deadline counts.

@@ -1,4 +1,4 @@
-// The flags that run and verify share.
+// The flags that run, verify and trace share.
 #include "command.hpp"
 #include "inputs.hpp"
 

@@ -43,5 +43,6 @@ void add_run(CLI::App& app, int& status);
 void add_verify(CLI::App& app, int& status);
 void add_plan(CLI::App& app, int& status);
 void add_tune(CLI::App& app, int& status);
+void add_trace(CLI::App& app, int& status);
 
 }  // namespace heddle::tool

@@ -15,6 +15,7 @@
 #include "layer/options.hpp"
 #include "layer/row_counts.hpp"
 #include "mega/schedule.hpp"
+#include "trace/cuda_arena.hpp"
 
 namespace heddle::tool {
 
@@ -93,12 +94,18 @@ class GpuLayers {
   }
   GpuLayers(const GpuLayers&) = delete;
 
+  /// From now on launches leave their time stamps.
+  void start_recording() { arena_ = std::make_unique<trace::Arena>(device_); }
+  void leave_recording(trace::Recorder& to) const { arena_->collect(to); }
+
   void begin(const Step& step) {
+    const trace::Recording recording(arena_.get());
     std::vector<DeviceInput> inputs;
     for (const RankMemory& rank : ranks_) inputs.push_back(rank.input());
     layer_->begin(inputs, step, stream_);
   }
   void end() {
+    const trace::Recording recording(arena_.get());
     std::vector<bf16*> outputs;
     for (const RankMemory& rank : ranks_) outputs.push_back(rank.out.data());
     layer_->end(outputs, stream_);
@@ -125,6 +132,7 @@ class GpuLayers {
   std::vector<RankMemory> ranks_;
   std::unique_ptr<DeviceLayer> layer_;
   DeviceStream stream_ = nullptr;
+  std::unique_ptr<trace::Arena> arena_;  ///< null: nothing is recorded
 };
 
 RankMemory GpuLayers::bring(int rank) const {
@@ -233,10 +241,21 @@ void run_device_layers(const Job& job, DeviceWorkspace& workspace, const Exchang
       gpus.push_back(std::make_unique<GpuLayers>(job, workspace, gpu, memory));
   });
   processes.barrier("start of the layer");
-  const Step step{job.options.tensor_parallel ? job.inputs.tokens() : job.most_tokens, Phase::decode};
-  for (const auto& gpu : gpus) gpu->begin(step);
-  for (const auto& gpu : gpus) gpu->end();
-  for (const auto& gpu : gpus) gpu->wait();
+  const auto call = [&] {
+    const Step step{job.options.tensor_parallel ? job.inputs.tokens() : job.most_tokens, Phase::decode};
+    for (const auto& gpu : gpus) gpu->begin(step);
+    for (const auto& gpu : gpus) gpu->end();
+    for (const auto& gpu : gpus) gpu->wait();
+  };
+  for (int i = 0; i < job.trace.warm_calls; ++i) call();
+  trace::Recorder* recorder = job.trace.recorder;
+  for (const auto& gpu : gpus) {
+    if (recorder != nullptr) gpu->start_recording();
+  }
+  call();
+  for (const auto& gpu : gpus) {
+    if (recorder != nullptr) gpu->leave_recording(*recorder);
+  }
 
   const ExchangeOptions& exchange = gpus.front()->exchange_options();
   RowCounts counts(exchange);

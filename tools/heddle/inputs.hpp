@@ -1,4 +1,4 @@
-// What `heddle run` and `heddle verify` work on: a layer, a batch and options, from files, presets,
+// What `heddle run`, `heddle verify` and `heddle trace` work on: a layer, a batch and options, from files, presets,
 // recordings or seeds.
 #pragma once
 
@@ -34,7 +34,7 @@ struct LayerArguments {
   bool processes = false, cpu_sync = false, tensor_parallel = false, expert_slices = false, shared_mxfp4 = false;
 };
 
-/// Adds the flags that run and verify share.
+/// Adds the flags that run, verify and trace share.
 void add_layer_arguments(CLI::App& command, LayerArguments& arguments);
 
 /// A drawn shared expert is of the preset's kind beside the preset's routed experts, and like the routed ones where they are made

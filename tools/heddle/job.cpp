@@ -10,6 +10,7 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <optional>
 #include <system_error>
 #include <thread>
 
@@ -147,9 +148,12 @@ void call_layer(const Job& job, int rank, MoeLayer& layer, const std::function<v
   // Under tensor-parallel attention every rank has all outputs; rank 0 keeps its own for the command.
   std::vector<bf16> mine(all && rank != 0 ? static_cast<std::size_t>(input.tokens) * hidden : 0);
   bf16* out = all && rank != 0 ? mine.data() : job.output + first * hidden;
-  start();
-  const auto since = std::chrono::steady_clock::now();
   const Step step{all ? inputs.tokens() : job.most_tokens, Phase::decode};
+  for (int i = 0; i < job.trace.warm_calls; ++i) layer.forward(input, step, out);
+  start();
+  std::optional<trace::Attached> lane;
+  if (job.trace.recorder != nullptr) lane.emplace(*job.trace.recorder, trace::LaneName{rank, trace::Role::rank});
+  const auto since = std::chrono::steady_clock::now();
   layer.forward(input, step, out);
   job.outcomes[rank].seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count();
   job.outcomes[rank].report = layer.report();
@@ -195,7 +199,7 @@ double JobResult::slowest(double LayerReport::*part) const {
   return most;
 }
 
-JobResult run_job(const Inputs& inputs, const LayerOptions& options) {
+JobResult run_job(const Inputs& inputs, const LayerOptions& options, const JobTrace& trace) {
   const auto ranks = static_cast<std::size_t>(inputs.ranks);
   const auto hidden = static_cast<std::size_t>(inputs.source.shape.hidden);
   const std::size_t values = static_cast<std::size_t>(inputs.tokens()) * hidden;
@@ -207,7 +211,8 @@ JobResult run_job(const Inputs& inputs, const LayerOptions& options) {
           {},
           0,
           static_cast<bf16*>(output.address()),
-          static_cast<RankOutcome*>(outcomes.address())};
+          static_cast<RankOutcome*>(outcomes.address()),
+          trace};
   for (std::size_t r = 0, first = 0; r < ranks; ++r) {
     job.firsts.push_back(static_cast<int>(first));
     first += static_cast<std::size_t>(inputs.tokens_per_rank[r]);

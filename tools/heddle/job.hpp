@@ -6,6 +6,7 @@
 
 #include "heddle/layer.hpp"
 #include "inputs.hpp"
+#include "trace/recorder.hpp"
 
 namespace heddle::tool {
 
@@ -25,7 +26,13 @@ struct JobResult {
   double slowest(double LayerReport::*part) const;  ///< of the slowest rank
 };
 
+/// What is recorded of a job: its last call.
+struct JobTrace {
+  trace::Recorder* recorder = nullptr;  ///< null: nothing
+  int warm_calls = 0;                   ///< before it
+};
+
 /// Runs inputs through options.way. Throws InputError or FaultError of the rank that explains most.
-JobResult run_job(const Inputs& inputs, const LayerOptions& options);
+JobResult run_job(const Inputs& inputs, const LayerOptions& options, const JobTrace& trace = {});
 
 }  // namespace heddle::tool

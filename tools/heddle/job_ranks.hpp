@@ -9,6 +9,7 @@
 
 #include "heddle/layer.hpp"
 #include "inputs.hpp"
+#include "job.hpp"
 
 namespace heddle::tool {
 
@@ -34,11 +35,13 @@ struct Job {
   int most_tokens = 0;
   bf16* output = nullptr;  ///< [T, H]
   RankOutcome* outcomes = nullptr;
+  JobTrace trace;
 };
 
 /// Runs a rank's part and notes how it ended.
 void attempt(const Job& job, int rank, const std::function<void()>& part);
-/// The one call of a rank's layer, its outputs in the job's. `start`: meets all ranks; the time counts from there.
+/// The one call of a rank's layer, its outputs in the job's; those before it, where it is traced. `start`: meets all ranks; the
+/// time counts from there.
 void call_layer(const Job& job, int rank, MoeLayer& layer, const std::function<void()>& start);
 /// Notes what a layer says of its choice.
 void note_choice(RankOutcome& outcome, const WayChoice& choice);

@@ -74,6 +74,7 @@ int main(int argc, char** argv) {
   heddle::tool::add_verify(app, status);
   heddle::tool::add_plan(app, status);
   heddle::tool::add_tune(app, status);
+  heddle::tool::add_trace(app, status);
 #ifdef HEDDLE_CUDA
   heddle::tool::add_bench(app, status);
 #endif

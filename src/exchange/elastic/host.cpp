@@ -3,6 +3,7 @@
 
 #include "exchange/elastic/protocol.hpp"
 #include "exchange/host_exchange.hpp"
+#include "trace/recorder.hpp"
 
 namespace heddle {
 
@@ -36,6 +37,7 @@ class ElasticExchange final : public HostExchange {
     if (options_.cpu_sync) reserve(static_cast<std::size_t>(received_));
     const int room = options_.cpu_sync ? received_ : static_cast<int>(layout_.region_rows());
     const auto since = std::chrono::steady_clock::now();
+    const trace::Recorded recorded(trace::Kind::regroup);
     run(CallPart::dispatch_receive, [&](HostWorker& w) {
       const std::int32_t* rows = scratch_.arrived;
       if (!elastic_list(w, layout_, rows, received_, by_expert() ? received_ : room, placement_, scratch_)) return false;

@@ -3,6 +3,7 @@
 
 #include "exchange/host_exchange.hpp"
 #include "exchange/low_latency/protocol.hpp"
+#include "trace/recorder.hpp"
 
 namespace heddle {
 
@@ -43,6 +44,7 @@ class LowLatencyExchange final : public HostExchange {
     run(CallPart::dispatch_receive,
         [this](HostWorker& w) { return low_latency_hear(w, layout_, local_experts(), scratch_) != nullptr; });
     const auto since = std::chrono::steady_clock::now();
+    const trace::Recorded recorded(trace::Kind::regroup);
     run(CallPart::dispatch_receive, [this](HostWorker& w) {
       low_latency_pack(w, layout_, local_experts(), scratch_.arrived, scratch_);
       return true;

@@ -2,6 +2,7 @@
 
 #include "exchange/host_exchange.hpp"
 #include "exchange/normal/protocol.hpp"
+#include "trace/recorder.hpp"
 
 namespace heddle {
 
@@ -58,6 +59,7 @@ class NormalExchange final : public HostExchange {
     });
     for (int d = 0; d < ranks(); ++d) count_rows(d, scratch_.sent.totals[d], layout_.wire.reported_bytes());
     const auto since = std::chrono::steady_clock::now();
+    const trace::Recorded recorded(trace::Kind::regroup);
     run(CallPart::dispatch_receive, [&](HostWorker& w) {
       if (!by_expert()) return true;
       const auto row_of = [&](int i) { return rows_.data() + static_cast<std::size_t>(i) * layout_.wire.row_bytes(); };

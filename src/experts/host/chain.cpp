@@ -5,6 +5,7 @@
 
 #include "experts/activation/activation.hpp"
 #include "experts/host/tile.hpp"
+#include "trace/recorder.hpp"
 
 namespace heddle {
 namespace {
@@ -36,6 +37,20 @@ void for_pieces(const PairList& pairs, int row_block, const Compute& compute) {
     begin += count;
   }
 }
+
+/// Records pieces of a product as tasks, numbered from 0.
+class PieceRecord {
+ public:
+  PieceRecord(trace::Product product, int first_expert) : product_(product), first_expert_(first_expert) {}
+  trace::Recorded next(int expert, int rows) {
+    return trace::Recorded(trace::Kind::products, {product_, first_expert_ + expert, number_++, 0, rows});
+  }
+
+ private:
+  trace::Product product_;
+  int first_expert_;
+  int number_ = 0;
+};
 
 RowView from_row(RowView view, int row) {
   view.values += static_cast<std::size_t>(row) * view.value_stride;
@@ -77,7 +92,9 @@ void run_chain(const ExpertSet& set, int first, const RowView& rows, ExpertWorks
   report.rows += pairs.count();
   {
     const PhaseTimer timer(report.gemm1);
+    PieceRecord record(trace::Product::gemm1, first);
     for_pieces(pairs, options.row_block, [&](int expert, int begin, int count) {
+      const trace::Recorded recorded = record.next(expert, count);
       const ExpertWeights& weights = set.experts[static_cast<std::size_t>(first + expert)];
       bf16* gate = workspace.gate_up.data() + static_cast<std::size_t>(begin) * 2 * width;
       workspace.operand.pack(rows, pairs.source.data() + begin, count, set.hidden, options.activation, options.quantisation);
@@ -88,10 +105,13 @@ void run_chain(const ExpertSet& set, int first, const RowView& rows, ExpertWorks
   }
   {
     const PhaseTimer timer(report.activation);
+    const trace::Recorded recorded(trace::Kind::activation);
     run_activation(set, pairs, step, report);
   }
   const PhaseTimer timer(report.gemm2);
+  PieceRecord record(trace::Product::gemm2, first);
   for_pieces(pairs, options.row_block, [&](int expert, int begin, int count) {
+    const trace::Recorded recorded = record.next(expert, count);
     const ExpertWeights& weights = set.experts[static_cast<std::size_t>(first + expert)];
     workspace.operand.pack(from_row(step.view(), begin), nullptr, count, set.intermediate, options.activation,
                            options.quantisation);

@@ -10,6 +10,7 @@
 #include "experts/sm90/weight_order.hpp"
 #include "heddle/formats.hpp"
 #include "heddle/shape.hpp"
+#include "trace/device.hpp"
 
 namespace heddle::sm90 {
 
@@ -113,6 +114,9 @@ struct ProductCall {
   RowLimits limits;
   ResultStore results;
   ActivatedStore activated;  ///< instead of results where the epilogue activates
+#if defined(HEDDLE_TRACE)
+  trace::DeviceTrace recorded;
+#endif
 };
 
 }  // namespace heddle::sm90

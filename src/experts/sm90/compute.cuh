@@ -100,10 +100,12 @@ struct ProductMath {
 
   template <int tokens>
   __device__ __forceinline__ void run(const Task& task) const {
+    trace::WarpSpan span(trace::Kind::products, task, product_of(weights.plan));
     const WeightPlan& plan = weights.plan;
     Sums<Shape, tokens> sums;
     multiply_task<Shape, tokens>(shared, plan, call.tokens.scaling, call.tokens.format, task, me, factors, at, sums);
     scale_sums(factors, sums);
+    span.turn(trace::Kind::epilogue);
     if constexpr (Shape::activates) {
       ActivationEpilogue<Shape, tokens>(shared, call.activated, plan, task, me).run(sums);
     } else {

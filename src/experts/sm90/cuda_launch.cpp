@@ -7,6 +7,7 @@
 #include "experts/sm90/tile.hpp"
 #include "group/cuda_driver.hpp"
 #include "heddle/error.hpp"
+#include "trace/cuda_arena.hpp"
 
 namespace heddle::sm90 {
 
@@ -75,6 +76,8 @@ void launch_product(const ProductCall& product, RowBlocks blocks, bool activates
     call.tokens.tensor = make_row_tensor(call.tokens.values, call.tokens.value_stride, row_bytes,
                                          static_cast<std::size_t>(call.tokens.readable), kernel.box_rows);
   }
+  constexpr int most_spans = 1024;
+  trace::record_launch(call, {0, 1, ctas, kernel.threads, most_spans, 0, !plan.paired});
   void* arguments[] = {&call};
   cuda::check(cudaLaunchKernel(kernel.function, dim3(static_cast<unsigned>(ctas)), dim3(static_cast<unsigned>(kernel.threads)),
                                arguments, kernel.shared_bytes_for(call.experts), stream),

@@ -63,6 +63,7 @@ class LargeRowFactors {
 template <class Shape, int pieces>
 __device__ __forceinline__ void compute_large(Shared<Shape>& shared, const ProductCall& call, const OrderedMatrix& weights,
                                               const Task& task, LargeRings<Shape>& at, int& turn) {
+  trace::WarpSpan span(trace::Kind::products, task, product_of(weights.plan));
   const LargePosition me(pieces == 2);
   const WeightPlan& plan = weights.plan;
   const LargeRowFactors<Shape> factors(shared, me);
@@ -74,10 +75,12 @@ __device__ __forceinline__ void compute_large(Shared<Shape>& shared, const Produ
     activation.fetch_weights();
     loop.run(plan.steps(), sums);
     factors.multiply(sums);
+    span.turn(trace::Kind::epilogue);
     activation.run(sums, turn);
   } else {
     loop.run(plan.steps(), sums);
     factors.multiply(sums);
+    span.turn(trace::Kind::epilogue);
     const ResultStore& out = call.results;
     const auto row_of = [&](int token) { return out.values + out.map.place(task, token) * out.stride; };
     LargeStore<Shape, pieces>(shared, row_of, out.second, plan, task, me).run(sums);

@@ -73,6 +73,7 @@ __device__ void stream_weights(ProductShared<Shape>& shared, const OrderedMatrix
   while (more) {
     Task next;
     more = tell_next(next);
+    const trace::WarpSpan span(trace::Kind::weights, task, product_of(weights.plan));
     stream.load(weights, task);
     task = next;
   }
@@ -119,7 +120,7 @@ __device__ __forceinline__ void load(ProductShared<Shape>& shared, const Product
 /// By one thread, before anybody uses a ring. row_loaders: arrivals that make a stage of rows full, scales included.
 template <class Shape>
 __device__ void create_rings(Shared<Shape>& shared, int row_loaders) {
-  shared.row_ring.create(row_loaders, Shape::math_warps);
+  shared.row_ring.create(row_loaders, Shape::math_warps, 1);
   if constexpr (Shape::widening_threads > 0) {
     constexpr int widening_warps = Shape::widening_threads / warp_threads;
     shared.weight_ring.create(1, widening_warps);
@@ -161,18 +162,27 @@ __global__ void __launch_bounds__(Shape::threads, 1) product_kernel(const __grid
   constexpr int loading = Shape::math_threads + Shape::widening_threads;
   if (thread < Shape::math_threads) {
     cutlass::arch::warpgroup_reg_alloc<Shape::math_registers>();
+    const trace::WarpLane lane(trace::trace_of(call), trace::Role::math, thread / warpgroup_threads,
+                               thread % warpgroup_threads < warp_threads);
     compute(shared.engine, shared.tasks, call, weights);
   } else if (thread >= loading) {
     cutlass::arch::warpgroup_reg_dealloc<Shape::loader_registers>();
+    constexpr trace::Role roles[] = {trace::Role::claim, trace::Role::scales, trace::Role::rows, trace::Role::rows};
+    const trace::WarpLane lane(trace::trace_of(call), roles[(thread - loading) / warp_threads], 0,
+                               thread - loading < 3 * warp_threads);
     const TaskList tasks{shared.row_ends(), shared.block_ends(call.experts), call.experts, call.weights.plan.tiles(),
                          Shape::block_unit};
     load(shared, call, weights, tasks, thread - loading);
   } else if constexpr (Shape::widening_threads > 0) {
     cutlass::arch::warpgroup_reg_dealloc<Shape::widening_registers>();
+    const trace::WarpLane lane(trace::trace_of(call), trace::Role::widen, 0, thread < Shape::math_threads + warp_threads);
     Widener<Shape> widener(shared.engine, thread - Shape::math_threads);
     ListedTasks listed(shared.tasks);
     Task task;
-    while (listed.next(task)) widener.widen(weights.plan, task);
+    while (listed.next(task)) {
+      const trace::WarpSpan span(trace::Kind::widen, task, product_of(weights.plan));
+      widener.widen(weights.plan, task);
+    }
   }
 }
 

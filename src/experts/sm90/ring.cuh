@@ -7,6 +7,7 @@
 
 #include "experts/sm90/tile.hpp"
 #include "signal/ptx.cuh"
+#include "trace/device.cuh"
 
 namespace heddle::sm90 {
 
@@ -43,15 +44,22 @@ template <int stages>
 struct RingBarriers {
   std::uint64_t full[stages];
   std::uint64_t empty[stages];
+#if defined(HEDDLE_TRACE)
+  int summed_wait;  ///< see create
+#endif
 
-  /// By one thread, before anybody uses the ring. `fillers` arrive at a stage to fill it; readers are warps.
-  __device__ void create(int fillers, int readers) {
+  /// By one thread, before anybody uses the ring. `fillers` arrive at a stage to fill it; readers are warps. `wait`: which of a
+  /// reader's two summed waits this ring is in a trace.
+  __device__ void create(int fillers, int readers, int wait = 0) {
+    trace::note_wait(*this, wait);
     for (int stage = 0; stage < stages; ++stage) {
       cutlass::arch::ClusterBarrier::init(&full[stage], static_cast<std::uint32_t>(fillers));
       cutlass::arch::ClusterBarrier::init(&empty[stage], static_cast<std::uint32_t>(readers * arrivals_a_warp));
     }
   }
   __device__ void wait_full(const RingPosition<stages>& at) const {
+    if (trace::kernels_record && is_full(at)) return;
+    const trace::WarpSum waiting(*this);
     cutlass::arch::ClusterBarrier::wait(&full[at.stage], at.round & 1);
   }
   __device__ bool is_full(const RingPosition<stages>& at) const {
@@ -59,6 +67,8 @@ struct RingBarriers {
   }
   /// The first round finds every stage empty: the parity before a barrier's first phase counts as done.
   __device__ void wait_empty(const RingPosition<stages>& at) const {
+    if (trace::kernels_record && cutlass::arch::ClusterBarrier::test_wait(&empty[at.stage], (at.round & 1) ^ 1, 1)) return;
+    const trace::WarpSum waiting(trace::Room::wait);
     cutlass::arch::ClusterBarrier::wait(&empty[at.stage], (at.round & 1) ^ 1);
   }
   /// By all lanes of a warp that have read the stage, or stored into it.

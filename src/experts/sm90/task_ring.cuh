@@ -10,6 +10,14 @@
 
 namespace heddle::sm90 {
 
+/// How a trace notes tasks, all of which are of one product: gate and up are paired. The block is told by its first row.
+__device__ inline trace::Product product_of(const WeightPlan& plan) {
+  return plan.paired ? trace::Product::gemm1 : trace::Product::gemm2;
+}
+__device__ inline trace::TaskNote note_of(const Task& task) {
+  return {trace::Product::none, task.expert, task.flat, task.tile, task.rows};
+}
+
 struct TaskRing {
   static constexpr int slots = 4;
   struct Slot {
@@ -33,7 +41,7 @@ class ListedTasks {
   __device__ bool is_there() const { return ptx::uniform(tasks_.ring.is_full(at_) ? 0 : 1) == 0; }
   /// The next one; false where there are no more, and then it is not asked again.
   __device__ bool next(Task& task) {
-    tasks_.ring.wait_full(at_);
+    await_task();
     const TaskRing::Slot& slot = tasks_.slot[at_.stage];
     const bool last = ptx::uniform(static_cast<int>(slot.last)) != 0;
     task = {ptx::uniform(slot.task.expert), ptx::uniform(slot.task.tile), ptx::uniform(slot.task.first),
@@ -44,6 +52,11 @@ class ListedTasks {
   }
 
  private:
+  __device__ void await_task() const {
+    const trace::WarpSpan waiting(trace::Kind::next_task);
+    tasks_.ring.wait_full(at_);
+  }
+
   TaskRing& tasks_;
   RingPosition<TaskRing::slots> at_;
 };

@@ -15,6 +15,8 @@ __global__ void __launch_bounds__(threads_a_cta, 1) announce(const __grid_consta
   extern __shared__ std::byte memory[];
   DeviceWorker<RowMover::any, SpreadCta> w(call.team, CallPart::dispatch_send, memory, call.squad_bytes);
   if (!w.live(w.heap().rank)) return;
+  const trace::WarpLane lane(trace::trace_of(call.team), trace::Role::dispatch, w.squad_index());
+  const trace::WarpSpan span(trace::Kind::announce);
   MegaCall mine;
   mine.layout = call.layout;
   mine.input = send_input(call);

@@ -76,6 +76,7 @@ struct MegaMath {
 
   template <int tokens>
   __device__ __forceinline__ void run(const KernelTask& task) const {
+    trace::WarpSpan span(trace::Kind::products, task);
     Shared<Engine>& engine = engine_of<Engine>(shared);
     OrderedMatrix weights = shared.weights[static_cast<int>(task.source)];
     weights.plan = plan_of<Engine::kind>(shared, task);
@@ -85,6 +86,7 @@ struct MegaMath {
                                   factors, at, sums);
     factors.turn();
     scale_sums(factors, sums);
+    span.turn(trace::Kind::epilogue);
     if (task.is_gemm1()) {
       const ActivatedStore store = store_of(shared, task, tasks.slot());
       ActivationEpilogue<Engine, tokens>(engine, store, weights.plan, task.task, me).run(sums);
@@ -133,6 +135,7 @@ __device__ __forceinline__ void compute_tasks(MegaShared<Shape>& shared, const M
 template <class Engine, int pieces, class Shape>
 __device__ __forceinline__ void compute_large(MegaShared<Shape>& shared, const MegaKernelCall& call, const KernelTask& task,
                                               int slot, LargeRings<Engine>& at, int& turn) {
+  trace::WarpSpan span(trace::Kind::products, task);
   Shared<Engine>& engine = engine_of<Engine>(shared);
   const LargePosition me(pieces == 2);
   OrderedMatrix weights = shared.weights[static_cast<int>(task.source)];
@@ -144,6 +147,7 @@ __device__ __forceinline__ void compute_large(MegaShared<Shape>& shared, const M
   LargeLoop<Engine, pieces> loop(engine, at, plan, me, plan.slabs_of(task.task.tile), call.scaling);
   loop.run(plan.steps(), sums);
   factors.multiply(sums);
+  span.turn(trace::Kind::epilogue);
   if (task.is_gemm1()) {
     const ActivatedStore store = store_of(shared, task, slot);
     LargeActivation<Engine, pieces> activation(engine, store, plan, task.task, me);

@@ -8,6 +8,7 @@
 #include "group/cuda_driver.hpp"
 #include "layer/options.hpp"
 #include "mega/options.hpp"
+#include "trace/cuda_arena.hpp"
 
 namespace heddle {
 
@@ -206,9 +207,14 @@ void DeviceMega::run(std::span<const DeviceOutput> outputs, DeviceStream stream)
   take_outputs(outputs, stream);
   const Variant& variant = variant_for(call_.max_tokens);
   announce_.layout = variant.call.layout;
+  trace::name_launches("announce");
   launch(sm90::mega_announce_kernel(), &announce_, {true, false, true}, stream);
   sm90::MegaKernelCall call = variant.call;
   static_cast<DeviceCall&>(call) = call_;
+  constexpr int most_spans = 4096;
+  trace::name_launches("fused kernel");
+  trace::record_launch(call.team,
+                       {rank_of(0), local_ranks(), ctas_, variant.kernel.threads, most_spans, call.layout.ring_blocks, false});
   const cuda::DeviceScope scope(device());
   // A single rank's CTAs are resident together once other kernels have left their SMs; until then those that are there say how many
   // are missing. They may come before the announcement has ended, and wait for it; never where SMs were set apart, as they would
@@ -230,6 +236,7 @@ void DeviceMega::run(std::span<const DeviceOutput> outputs, DeviceStream stream)
   config.numAttrs = local_ranks() > 1 || !has_share_of_sms() ? 1 : 0;
   void* arguments[] = {&call};
   check(cudaLaunchKernelExC(&config, variant.kernel.function, arguments), "launch of the fused kernel");
+  trace::name_launches("sum");
   launch(sm90::mega_sum_kernel(), &announce_, {false, true, true, true}, stream);
 }
 

@@ -91,6 +91,8 @@ __device__ __forceinline__ void finish_call(MegaShared<Shape>& shared, const Meg
 /// The loading warpgroup, a role a warp.
 template <class Shape>
 __device__ __forceinline__ void run_loading_warp(MegaShared<Shape>& shared, const MegaKernelCall& call, int warp) {
+  constexpr trace::Role roles[] = {trace::Role::claim, trace::Role::scales, trace::Role::rows, trace::Role::dispatch};
+  const trace::WarpLane lane(trace::trace_of(call.team), roles[warp], 0);
   const RoleWarp place{static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)};
   const MegaWorker w(call.team, shared.begun, place);
   switch (warp) {
@@ -122,6 +124,8 @@ __global__ void __launch_bounds__(Shape::threads, 1) mega_kernel(const __grid_co
   constexpr int loading = Shape::math_threads + Shape::widening_threads;
   if (thread < Shape::math_threads) {
     cutlass::arch::warpgroup_reg_alloc<Shape::math_registers>();
+    const trace::WarpLane lane(trace::trace_of(call.team), trace::Role::math, thread / warpgroup_threads,
+                               thread % warpgroup_threads < warp_threads);
     compute_tasks(shared, call);
     finish_call(shared, call);
   } else if (thread >= loading) {
@@ -129,6 +133,7 @@ __global__ void __launch_bounds__(Shape::threads, 1) mega_kernel(const __grid_co
     run_loading_warp(shared, call, (thread - loading) / warp_threads);
   } else if constexpr (Shape::widening_threads > 0) {
     cutlass::arch::warpgroup_reg_dealloc<Shape::widening_registers>();
+    const trace::WarpLane lane(trace::trace_of(call.team), trace::Role::widen, 0, thread < Shape::math_threads + warp_threads);
     widen_tasks(shared, thread - Shape::math_threads);
   }
 }

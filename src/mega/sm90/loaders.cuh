@@ -73,6 +73,7 @@ __device__ void load_rows(MegaShared<Shape>& shared, MegaWorker w, const MegaRan
   RowBoxes<Shape> boxes(shared.engine);
   KernelTask task;
   while (tasks.next(task)) {
+    const trace::WarpSpan span(trace::Kind::rows, task);
     AwaitedRows<Shape> rows(shared, w, task);
     const RowTensor& tensor = part.rows[static_cast<int>(task.source)];
     const int stages = plan_of(shared, task).steps() / Shape::parts;
@@ -97,6 +98,7 @@ __device__ void load_scales(MegaShared<Shape>& shared, MegaWorker w) {
   while (tasks.next(task)) {
     const int source = static_cast<int>(task.source);
     if (shared.rows[source].scaling != TokenScales::none) {
+      const trace::WarpSpan span(trace::Kind::scales, task);
       const WeightPlan plan = plan_of(shared, task);
       AwaitedRows<Shape> rows(shared, w, task);
       loader.load(shared.rows[source], plan.cols, task.task, plan.steps() / Shape::parts, rows);

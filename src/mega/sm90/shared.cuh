@@ -23,6 +23,14 @@ struct KernelTask {
   __device__ MegaBlock block() const { return {task.expert, task.rows, place, static_cast<std::size_t>(task.flat)}; }
 };
 
+/// How a trace notes it. The block as its ring has it: generation << 16 | place.
+__device__ inline trace::TaskNote note_of(const KernelTask& task) {
+  constexpr trace::Product products[] = {trace::Product::gemm1, trace::Product::gemm2, trace::Product::shared_gemm1,
+                                         trace::Product::shared_gemm2};
+  return {products[static_cast<int>(task.source)], task.task.expert, task.place.generation << 16 | task.place.block, task.task.tile,
+          task.task.rows};
+}
+
 /// Of the dispatch warp, see pull.cuh.
 struct PullMemory {
   alignas(128) std::byte slots[pull_slots][pull_slot_bytes];

@@ -74,6 +74,8 @@ __global__ void __launch_bounds__(threads_a_cta, 1) sum(const __grid_constant__ 
   extern __shared__ std::byte memory[];
   SumWorker w(call.team, CallPart::combine, memory, call.squad_bytes);
   if (!w.live(w.heap().rank) || !w.begin()) return;
+  const trace::WarpLane lane(trace::trace_of(call.team), trace::Role::worker, w.squad_index());
+  const trace::WarpSpan span(trace::Kind::sum);
   MegaCall mine;
   mine.layout = call.layout;
   mine.input = send_input(call);

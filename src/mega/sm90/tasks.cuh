@@ -13,7 +13,7 @@ class TaskReader {
 
   /// The next one; false where there are no more.
   __device__ bool next(KernelTask& task) {
-    shared_.task_ring.wait_full(at_);
+    await_task();
     const KernelTask& found = shared_.tasks[at_.stage];
     task.last = ptx::uniform(found.last) != 0;
     task.source = static_cast<MegaSource>(ptx::uniform(static_cast<int>(found.source)));
@@ -31,6 +31,11 @@ class TaskReader {
   }
 
  private:
+  __device__ void await_task() const {
+    const trace::WarpSpan waiting(trace::Kind::next_task);
+    shared_.task_ring.wait_full(at_);
+  }
+
   MegaShared<Shape>& shared_;
   RingPosition<task_slots> at_;
   int slot_ = 0;
@@ -97,6 +102,13 @@ __device__ void stream_weights(MegaShared<Shape>& shared, WeightStream<Shape>& s
   stream.load(weights, task.task);
 }
 
+/// Until rows are counted and the first of them asked for.
+template <class Shape>
+__device__ void await_counts(const MegaShared<Shape>& shared) {
+  const trace::WarpWait waiting({WordKind::mega_counted, -1, -1});
+  cutlass::arch::ClusterBarrier::wait(&shared.counted, 0);
+}
+
 /// The claimer, who streams each task's weights at once: a warp. The weights of a task need nothing but its claim, so they are on
 /// their way while its rows are waited for. A CTA has several tasks in hand and runs them in the order of the line: the first one
 /// of all that are under way is always one that somebody works on, so nobody waits for a task behind his own.
@@ -107,13 +119,15 @@ __device__ void claim_tasks(MegaShared<Shape>& shared, MegaWorker w) {
   WeightStream<Shape> stream(shared.engine);
   const auto take = [&](const KernelTask& task) {
     if (w.lane() == 0) {
+      trace::WarpSpan span(trace::Kind::claim, task);
       tasks.put(task);
+      span.turn(trace::Kind::weights);
       stream_weights(shared, stream, task);
     }
     __syncwarp();
   };
   for_shared_tasks(call, MegaSource::shared_gemm1, take);
-  cutlass::arch::ClusterBarrier::wait(&shared.counted, 0);
+  await_counts(shared);
   if (!shared.has_stopped()) {
     for_shared_tasks(call, MegaSource::shared_gemm2, take);
     const MegaSchedule schedule = call.layout.schedule(call.blocks().count());

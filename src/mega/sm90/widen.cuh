@@ -14,6 +14,7 @@ __device__ __forceinline__ void widen_tasks(MegaShared<Shape>& shared, int threa
   if constexpr (has_two_kinds<Shape>) {
     PairWidener<Shape> widener(shared.engine, thread);
     while (tasks.next(task)) {
+      const trace::WarpSpan span(trace::Kind::widen, task);
       if (task.is_shared()) {
         widener.copy(plan_of<Shape::shared_kind>(shared, task), task.task);
       } else {
@@ -24,6 +25,7 @@ __device__ __forceinline__ void widen_tasks(MegaShared<Shape>& shared, int threa
   } else {
     Widener<Shape> widener(shared.engine, thread);
     while (tasks.next(task)) {
+      const trace::WarpSpan span(trace::Kind::widen, task);
       widener.widen(plan_of(shared, task), task.task);
       tasks.leave();
     }
