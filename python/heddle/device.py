@@ -209,6 +209,10 @@ class DeviceLayer:
 
     __call__ = forward
 
+    def explain(self, step: Step) -> str:
+        """Which way a call of this step goes, and why: times of the candidates and who says so. Changes nothing."""
+        return self._core.explain(step)
+
     def throw_if_failed(self) -> None:
         """Once the stream has been waited for: raises the FaultError of a rank that gave up, or Error where experts met a count
         that cannot be."""

@@ -106,6 +106,10 @@ class MoeLayer:
 
     __call__ = forward
 
+    def explain(self, step: Step) -> str:
+        """Which way a call of this step goes, and why: times of the candidates and who says so. Changes nothing."""
+        return self._core.explain(step)
+
     @property
     def report(self) -> LayerReport:
         """What the last call did on this rank: seconds, bytes and rows."""

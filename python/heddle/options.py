@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-WayName = Literal["gather", "normal", "low_latency", "elastic", "one_sided", "mega"]
+WayName = Literal["gather", "normal", "low_latency", "elastic", "one_sided", "mega", "auto"]
 RunnerName = Literal["auto", "contiguous", "masked", "routed"]
 ActivationName = Literal["fp8", "bf16"]
 WireName = Literal["bf16", "fp8", "nvfp4"]
@@ -53,6 +53,7 @@ class LayerOptions:
     cap: int
     """Most tokens a rank may bring."""
     way: WayName = "low_latency"
+    """auto: each call goes the way that a table of measured times names for its step (docs/choosing.md)."""
     runner: RunnerName = "auto"
     """auto: what the way's layout wants."""
     activation: ActivationName | None = None
@@ -84,6 +85,14 @@ class LayerOptions:
     """mega: rows of a row block, a multiple of 8 up to 256."""
     ring: Literal["live", "full"] = "live"
     """mega: row blocks that the rings hold."""
+    overflow: Literal["error", "split"] = "error"
+    """More tokens than cap: an error, or as many passes as the largest batch of the step needs."""
+    tuning: str | None = None
+    """auto: a file that `heddle tune` has written. None: the shipped times of H200."""
+    sums: Literal["any", "slots", "two_stages"] = "any"
+    """auto: any way; or only ways that have equal bits."""
+    candidates: Sequence[WayName] = ()
+    """auto: ways to choose from. Empty: all that do what the other options ask for."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +126,10 @@ class LayerReport:
     """Pairs of an arrived row and an expert of this rank."""
     rows_room: int
     """Rows handed to the runner, padding included."""
+    way: WayName
+    """That the call went."""
+    passes: int
+    """With overflow="split"; all other numbers are sums over them."""
 
 
 @dataclass(frozen=True)

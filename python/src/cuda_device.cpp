@@ -84,6 +84,7 @@ class RankDeviceLayer {
   void begin(const nb::list& inputs, nb::handle step, std::uintptr_t stream);
   void end(const nb::list& outputs, std::uintptr_t stream);
   void throw_if_failed() { layer_.throw_if_failed(); }
+  std::string explain(nb::handle step) const { return layer_.explain(step_of(step)).text(); }
   const DeviceLayer& layer() const { return layer_; }
 
  private:
@@ -210,6 +211,7 @@ void bind_device(nb::module_& module) {
       .def("begin", &RankDeviceLayer::begin, "inputs"_a, "step"_a, "stream"_a)
       .def("end", &RankDeviceLayer::end, "outputs"_a, "stream"_a)
       .def("throw_if_failed", &RankDeviceLayer::throw_if_failed)
+      .def("explain", &RankDeviceLayer::explain, "step"_a)
       .def_prop_ro("seconds", &seconds_of)
       .def_prop_ro("weight_bytes", [](const RankDeviceLayer& self) { return self.layer().weight_bytes(); })
       .def_prop_ro("buffer_bytes", [](const RankDeviceLayer& self) { return self.layer().buffer_bytes(); });

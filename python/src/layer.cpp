@@ -28,7 +28,7 @@ LayerNeeds needs_of(const nb::list& layers) {
     if (needs.ranks != 0 && needs.ranks != ranks)
       throw InputError(fmt::format("layers for {} and for {} ranks cannot share a workspace", needs.ranks, ranks));
     needs.ranks = ranks;
-    needs.memory.include(exchange_memory(exchange_options(weights.weights, options)));
+    needs.memory.include(layer_memory(weights.weights, options));
     needs.configuration += fmt::format("layer={}\n", needs.count++) + describe(weights.weights, options);
   }
   if (needs.count == 0) throw InputError("a workspace is made for at least one layer: give (weights, options) of each");
@@ -100,6 +100,7 @@ class RankLayer {
   /// The same call many times without Python in between, to know what Python takes (bench/python_overhead.py).
   void repeat(nb::handle hidden, nb::handle ids, nb::handle weights, nb::handle out, nb::handle step, int calls);
   const LayerReport& report() const { return layer_.report(); }
+  std::string explain(nb::handle step) const { return layer_.explain(step_of(step)).text(); }
 
  private:
   struct Call;
@@ -180,6 +181,7 @@ void bind_layer(nb::module_& module) {
   nb::class_<RankLayer>(module, "RankLayer")
       .def(nb::new_(&make_layer), "workspace"_a, "weights"_a, "options"_a)
       .def("forward", &RankLayer::forward, "hidden"_a, "ids"_a, "weights"_a, "out"_a, "step"_a.none(), "phase"_a)
+      .def("explain", &RankLayer::explain, "step"_a)
       .def("repeat", &RankLayer::repeat, "hidden"_a, "ids"_a, "weights"_a, "out"_a, "step"_a, "calls"_a)
       .def_prop_ro("report", [](const RankLayer& self) { return to_python(self.report()); });
   module.def("workspace_bytes", &workspace_bytes, "layers"_a);

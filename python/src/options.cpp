@@ -27,6 +27,19 @@ const std::map<std::string, GatherMode>& gather_modes() {
   return words;
 }
 
+/// What way auto chooses by. Without a file: the shipped table.
+AutoOptions auto_options_of(nb::handle given) {
+  AutoOptions automatic;
+  if (const auto path = field<std::optional<std::string>>(given, "tuning")) {
+    automatic.table = std::make_shared<const TuningTable>(TuningTable::read(*path));
+  }
+  automatic.sums = word(given, "sums", tool::sum_orders);
+  for (const nb::handle candidate : given.attr("candidates")) {
+    automatic.ways.push_back(value_of(ways(), candidate, "candidates"));
+  }
+  return automatic;
+}
+
 nb::object to_python(const PhaseReport& phase) {
   return python_class("PhaseReport")(phase.seconds, phase.remote_bytes, phase.local_bytes);
 }
@@ -38,9 +51,8 @@ nb::object python_class(const char* name, const char* module) { return nb::modul
 const std::map<std::string, Way>& ways() {
   static const std::map<std::string, Way> words = [] {
     std::map<std::string, Way> all;
-    for (const Way way : {Way::gather, Way::normal, Way::low_latency, Way::elastic, Way::one_sided, Way::mega}) {
-      all.emplace(name(way), way);
-    }
+    for (const Way way : real_ways) all.emplace(name(way), way);
+    all.emplace(name(Way::automatic), Way::automatic);
     return all;
   }();
   return words;
@@ -90,6 +102,8 @@ LayerOptions options_of(nb::handle given) {
   options.workers = field<int>(given, "workers");
   options.block_rows = field<int>(given, "block_rows");
   options.ring = word(given, "ring", tool::ring_sizes);
+  options.overflow = word(given, "overflow", tool::overflows);
+  if (options.way == Way::automatic) options.automatic = auto_options_of(given);
   return options;
 }
 
@@ -109,7 +123,8 @@ nb::object to_python(const LayerReport& report) {
   return python_class("LayerReport")(to_python(report.dispatch), to_python(report.regroup), to_python(report.gemm1),
                                      to_python(report.activation), to_python(report.gemm2), to_python(report.combine),
                                      report.shared_seconds, tool::word_of(layouts(), report.layout), report.host_waited,
-                                     report.rows_sent, report.rows_received, report.rows_real, report.rows_room);
+                                     report.rows_sent, report.rows_received, report.rows_real, report.rows_room,
+                                     tool::word_of(ways(), report.way), report.passes);
 }
 
 nb::object to_python(const RouterOptions& router) {
