@@ -52,7 +52,7 @@ struct DeviceTeam {
   TeamCounters* counters = nullptr;  ///< [ranks of this launch], one set an exchange
   Tally* tallies = nullptr;          ///< of the first rank of this launch, see TallyPlan; null: nothing is counted
 #if defined(HEDDLE_TRACE)
-  trace::DeviceTrace recorded;
+  trace::DeviceTrace recorded{};
 #endif
 };
 

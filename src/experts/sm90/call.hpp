@@ -115,7 +115,7 @@ struct ProductCall {
   ResultStore results;
   ActivatedStore activated;  ///< instead of results where the epilogue activates
 #if defined(HEDDLE_TRACE)
-  trace::DeviceTrace recorded;
+  trace::DeviceTrace recorded{};
 #endif
 };
 
