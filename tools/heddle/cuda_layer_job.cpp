@@ -241,8 +241,8 @@ void run_device_layers(const Job& job, DeviceWorkspace& workspace, const Exchang
       gpus.push_back(std::make_unique<GpuLayers>(job, workspace, gpu, memory));
   });
   processes.barrier("start of the layer");
+  const Step step{job.options.tensor_parallel ? job.inputs.tokens() : job.most_tokens, Phase::decode};
   const auto call = [&] {
-    const Step step{job.options.tensor_parallel ? job.inputs.tokens() : job.most_tokens, Phase::decode};
     for (const auto& gpu : gpus) gpu->begin(step);
     for (const auto& gpu : gpus) gpu->end();
     for (const auto& gpu : gpus) gpu->wait();
