@@ -84,10 +84,10 @@ __device__ inline void make_operands(const WideningThread& me, int thread, const
 
 /// Widens the stages of tasks. By a warpgroup, `thread` of it.
 template <class Shape>
-class Widener {
+class StageWidener {
  public:
   static_assert(Shape::kind == WeightKind::mxfp4);
-  __device__ Widener(Shared<Shape>& shared, int thread) : shared_(shared), thread_(thread), me_(thread) {}
+  __device__ StageWidener(Shared<Shape>& shared, int thread) : shared_(shared), thread_(thread), me_(thread) {}
 
   __device__ void widen(const WeightPlan& plan, const Task& task) {
     const int tile_has = plan.slabs_of(task.tile);
@@ -161,6 +161,13 @@ class Widener {
   }
 
   WideningThread me_;
+};
+
+/// What the widening warpgroup of a kernel of these shapes does.
+template <class Shape>
+class Widener : public StageWidener<Shape> {
+ public:
+  using StageWidener<Shape>::StageWidener;
 };
 
 }  // namespace heddle::sm90

@@ -7,11 +7,11 @@
 
 namespace heddle::sm90 {
 
-/// As Widener, for weights of two kinds. By a warpgroup, `thread` of it.
+/// Stages of weights of two kinds. By a warpgroup, `thread` of it.
 template <class Shape>
-class PairWidener : public Widener<Shape> {
+class PairWidener : public StageWidener<Shape> {
  public:
-  using Widener<Shape>::Widener;
+  using StageWidener<Shape>::StageWidener;
 
   /// Of the shared expert, whose chunks come in two stages each.
   __device__ void copy(const WeightPlan& plan, const Task& task) {
