@@ -44,7 +44,8 @@ TEST_F(VerifyCommand, EveryWayPasses) {
   EXPECT_EQ(verify(0, layer + " --ranks 3 --activation bf16").at("ways").at(0).at("bound"), 4e-3);
   const auto quantised = verify(0, layer + " --ranks 3 --combine-wire nvfp4").at("ways");
   EXPECT_EQ(quantised.at(0).at("bound"), 4e-2) << "few outputs";
-  EXPECT_EQ(quantised.size(), 6u) << "all but mega";
+  EXPECT_EQ(quantised.size(), 7u) << "mega, too";
+  EXPECT_EQ(quantised.at(6).at("different_bits"), 0) << "low_latency has the same wire";
 }
 
 TEST_F(VerifyCommand, NobodyHasTokens) {
@@ -76,9 +77,20 @@ TEST_F(VerifyCommand, ChecksTheWaysThatAreNamedOrFitTheRunner) {
   expect_error(2, "verify" + layer + " --ranks 2 --way gather --runner masked", "masked");
   EXPECT_EQ(verify(0, layer + " --ranks 2 --way low_latency,megamoe --ring full").at("ways").at(1).at("different_bits"), 0);
   expect_error(2, "verify" + layer + " --ranks 2 --way mega --weight-at combine", "take weight_at = activation");
-  expect_error(2, "verify" + layer + " --ranks 2 --way mega --combine-wire fp8", "take combine_wire = bf16");
+  expect_error(2, "verify" + layer + " --ranks 2 --way mega --combine add --combine-wire fp8", "take combine_wire = bf16");
+  expect_error(2, "verify" + layer + " --ranks 2 --way low_latency --combine add", "combine = add is mega's");
+  expect_error(2, "verify" + layer + " --ranks 2 --way mega --combine both", "add, slots");
   expect_error(2, "verify" + layer + " --ranks 2 --way mega --runner masked", "way mega cannot hand over the masked layout");
   expect_error(2, "verify" + layer, "--ranks");
+}
+
+TEST_F(VerifyCommand, ResultsThatAreAddedAreCheckedByTheirErrorAlone) {
+  const auto ways = verify(0, layer + " --ranks 3 --combine add").at("ways");
+  ASSERT_EQ(ways.size(), 7u);
+  EXPECT_EQ(ways.at(6).at("configuration").at("combine"), "add");
+  EXPECT_EQ(ways.at(6).at("different_bits"), 0) << "which bits they have depends on what comes first";
+  EXPECT_GT(ways.at(6).at("relative_error"), ways.at(2).at("relative_error")) << "every addition rounds";
+  EXPECT_LT(ways.at(6).at("buffer_bytes"), verify(0, layer + " --ranks 3 --way mega").at("ways").at(0).at("buffer_bytes"));
 }
 
 /// f32 sums cannot hold 2^24 and a small number at once, the reference can: a layer in which they cancel is a miss.

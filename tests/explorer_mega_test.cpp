@@ -36,6 +36,8 @@ std::vector<MegaProblem> mega_problems() {
       problem(3, 2, 3, 2, {{2, 1, 0}, {1, 2, 2}, {2, 0, 1}}),
       problem(2, 2, 2, 1, {{2, 1}, {1, 3}}),        // an extra expert of every rank
       problem(3, 1, 2, 2, {{1, 2, 1}, {0, 0, 2}}),  // the same where a rank has no other one
+      problem(2, 2, 4, 2, {{2, 2}, {2, 1}}),        // results are added where they arrive
+      problem(3, 1, 3, 2, {{2, 1, 0}, {1, 0, 2}}),  // the same with two that dispatch, a shared expert, two layers in turn
   };
   all[3].block_rows = 2;
   all[4].dispatchers = 2;
@@ -46,6 +48,9 @@ std::vector<MegaProblem> mega_problems() {
   all[8].dispatchers = 2;
   for (const std::size_t i : {std::size_t{9}, std::size_t{10}}) all[i].alternates = all[i].shared = true;
   for (const std::size_t i : {std::size_t{11}, std::size_t{12}}) all[i].extra = true;
+  for (const std::size_t i : {std::size_t{13}, std::size_t{14}}) all[i].adds = true;
+  all[14].dispatchers = 2;
+  all[14].alternates = all[14].shared = true;
   for (std::size_t i = 0; i < all.size(); ++i) all[i].batches.routing = static_cast<int>(i);
   return all;
 }
@@ -170,6 +175,38 @@ class SpeaksTooEarly : public ExplorerWorker {
   bool claimed_ = false;
 };
 
+/// Sums begin at 0 only when the others may add already.
+class ClearsTooLate : public ExplorerWorker {
+ public:
+  using ExplorerWorker::ExplorerWorker;
+  void clear(std::byte* to, std::size_t bytes) {
+    late_.push_back([this, to, bytes] { ExplorerWorker::clear(to, bytes); });
+  }
+  void publish(Word* word, std::uint32_t value) {
+    ExplorerWorker::publish(word, value);
+    for (const auto& clear : late_) clear();
+    late_.clear();
+  }
+
+ private:
+  std::vector<std::function<void()>> late_;
+};
+
+/// Results are added as if nobody else did.
+class AddsAlone : public ExplorerWorker {
+ public:
+  using ExplorerWorker::ExplorerWorker;
+  void add_values(bf16* to, const bf16* from, int n) {
+    std::vector<bf16> sums(static_cast<std::size_t>(n));
+    complete(copy_bytes(sums.data(), to, sums.size() * sizeof(bf16)));
+    for (int i = 0; i < n; ++i) {
+      bf16& sum = sums[static_cast<std::size_t>(i)];
+      sum = to_bf16(to_float(sum) + to_float(from[i]));
+    }
+    complete(copy_bytes(to, sums.data(), sums.size() * sizeof(bf16)));
+  }
+};
+
 template <class Mutant>
 void expect_found(const char* mistake, const MegaProblem& made, const std::string& sign = "") {
   MegaCalls<Mutant> scenario(made);
@@ -197,6 +234,9 @@ TEST(ExplorerMega, FindsPlantedMistakes) {
   expect_found<DoesNotAwait<WordKind::mega_shared_step>>("the shared expert's activations not waited for", all[7]);
   expect_found<DoesNotAwait<WordKind::mega_announced>>("announcements that are not waited for", all[0]);
   expect_found<DoesNotAwait<WordKind::mega_ready>>("results that are not waited for", all[0]);
+  expect_found<ClearsTooLate>("sums that begin too late", all[13]);
+  expect_found<AddsAlone>("results that are added as if nobody else did", all[13]);
+  expect_found<DoesNotAwait<WordKind::mega_ready>>("sums that are read before all has been added", all[13]);
   MegaProblem nobody = problem(2, 1, 2, 1, {{0, 0}, {0, 0}});
   expect_found<DoesNotAwait<WordKind::mega_ready>>("a call that ends before the others have counted", nobody);
 }

@@ -81,9 +81,7 @@ inline bool sums_slots(const LayerOptions& options) {
 }
 
 /// Does mega do what these ask for? What it does not, it refuses.
-inline bool fits_mega(const LayerOptions& options) {
-  return options.combine_wire == Wire::bf16 && options.weight_at == WeightAt::activation;
-}
+inline bool fits_mega(const LayerOptions& options) { return options.weight_at == WeightAt::activation; }
 
 /// A layer and how it is called; `tokens` a rank.
 struct Case {
@@ -105,8 +103,7 @@ struct Case {
     options.way = route.way;
     options.reduce = route.reduce;
     if (route.way != Way::mega) return;
-    options.combine_wire = Wire::bf16;  // see fits_mega
-    options.weight_at = WeightAt::activation;
+    options.weight_at = WeightAt::activation;  // see fits_mega
   }
 };
 

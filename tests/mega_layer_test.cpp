@@ -11,7 +11,6 @@ namespace {
 
 /// What mega does not do is left out; what it alone has is drawn.
 Case for_mega(Case c, Chance& chance) {
-  c.options.combine_wire = Wire::bf16;
   c.options.weight_at = WeightAt::activation;
   c.options.way = Way::mega;
   c.options.reduce = Reduce::rank;
@@ -292,6 +291,7 @@ TEST(MegaLayer, RowsAndBytesFollowFromTheIds) {
       c.layer.shared_intermediate = c.layer.shape.intermediate;
       c.gated_shared = false;
       c.options.shared = SharedMode::extra;
+      c.options.combine_wire = Wire::bf16;
     }
     expect_counts_of_the_layer(c);
   }

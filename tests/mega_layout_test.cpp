@@ -80,7 +80,8 @@ void add_steps(const std::string& name, const StepRegion& region, Map& map) {
 
 void add_data(const MegaLayout& layout, Map& map) {
   const ExchangeShape& shape = layout.shape;
-  for (int pair = 0; pair < shape.cap * shape.topk; ++pair) map.add("slot", layout.slot(pair), layout.returned.row_bytes(), 16);
+  for (int pair = 0; !layout.adds && pair < shape.cap * shape.topk; ++pair)
+    map.add("slot", layout.slot(pair), layout.returned.row_bytes(), 16);
   for (int token = 0; token < shape.cap; ++token) {
     map.add("input row", layout.row(token), layout.wire.row_bytes(), 16);
     map.add("routing", layout.routing(token), routing_bytes(shape.topk), 16);
@@ -88,7 +89,8 @@ void add_data(const MegaLayout& layout, Map& map) {
       EXPECT_EQ(layout.weight(token * shape.topk + choice),
                 layout.routing(token) + 4 * static_cast<std::size_t>(shape.topk + choice));
     }
-    if (layout.has_shared) map.add("shared slot", layout.shared_slot(token), layout.returned.row_bytes(), 16);
+    if (layout.has_shared) map.add("shared slot", layout.shared_slot(token), layout.plain().row_bytes(), 16);
+    if (layout.adds) map.add("sum", layout.sum(token), layout.plain().row_bytes(), 16);
   }
   for (int expert = 0; expert < shape.max_local_experts; ++expert) {
     for (int source = 0; source < shape.ranks; ++source) {
@@ -116,6 +118,8 @@ ExchangeOptions random_options(std::mt19937_64& random) {
   options.topk = std::min(options.topk, experts);
   options.wire = pick(Wire::bf16, Wire::fp8, Wire::nvfp4);
   options.quantisation = {pick(32, 128), pick(ScaleFormat::ue8m0, ScaleFormat::f32)};
+  options.combine = pick(Combine::slots, Combine::slots, Combine::add);
+  if (options.combine == Combine::slots) options.combine_wire = pick(Wire::bf16, Wire::fp8, Wire::nvfp4);
   options.workers = pick(1, 2, 5);
   options.mega.activation = pick(Activation::fp8, Activation::bf16);
   options.mega.shared_intermediate = 64 * pick(0, 1, 3);
@@ -145,10 +149,28 @@ TEST(MegaLayout, RegionsStayInTheirAreas) {
   const MegaLayout layout = layout_of(options);
   EXPECT_LE(layout.dispatch_bytes(), layout.areas.combine - layout.areas.dispatch);
   EXPECT_LE(layout.combine_bytes(), layout.areas.outputs - layout.areas.combine);
-  EXPECT_LE(layout.word_bytes(), layout.areas.end - layout.areas.mega_words);
+  EXPECT_LE(layout.word_bytes(), layout.areas.mega_sums - layout.areas.mega_words);
   EXPECT_EQ(layout.gemm1_tasks(), 3);  // 128, 128 and 64 activations
   EXPECT_EQ(layout.activated.columns(2), 64);
   EXPECT_EQ(layout.gemm2_tasks(), 1);
+}
+
+// Slots are rows of the wire; the shared expert's results never travel.
+TEST(MegaLayout, SlotsTakeWhatTheWireTakes) {
+  ExchangeOptions options = mega_options(320, 192, 16, 4, 3, 24);
+  options.mega.shared_intermediate = 192;
+  const auto memory = [&](Wire wire, Combine combine) {
+    options.combine_wire = wire;
+    options.combine = combine;
+    return exchange_memory(options);
+  };
+  const std::size_t shared = 24 * 2 * 320;
+  EXPECT_EQ(memory(Wire::bf16, Combine::slots).combine, 24u * 3 * 2 * 320 + shared);
+  EXPECT_EQ(memory(Wire::fp8, Combine::slots).combine, 24u * 3 * (320 + 16) + shared);    // three scale bytes
+  EXPECT_EQ(memory(Wire::nvfp4, Combine::slots).combine, 24u * 3 * (160 + 32) + shared);  // twenty of them
+  EXPECT_EQ(memory(Wire::bf16, Combine::slots).mega_sums, 0u);
+  EXPECT_EQ(memory(Wire::bf16, Combine::add).combine, shared);
+  EXPECT_EQ(memory(Wire::bf16, Combine::add).mega_sums, 24u * 2 * 320);
 }
 
 // Kernels have tiles of 32 rows and more, so on GPUs the options' blocks may become several: their words have room, too.
@@ -206,7 +228,25 @@ TEST(MegaLayout, OptionsThatDoNotFitAreRefusedByName) {
     }
   };
   refused([](ExchangeOptions& o) { o.weight_at = WeightAt::combine; }, "mega: weight_at = combine");
-  refused([](ExchangeOptions& o) { o.combine_wire = Wire::fp8; }, "take combine_wire = bf16");
+  refused(
+      [](ExchangeOptions& o) {
+        o.combine = Combine::add;
+        o.combine_wire = Wire::fp8;
+      },
+      "take combine_wire = bf16, or combine = slots");
+  refused(
+      [](ExchangeOptions& o) {
+        o.mega.extra_expert = true;
+        o.combine_wire = Wire::nvfp4;
+      },
+      "take combine_wire = bf16, or shared = fused");
+  refused(
+      [](ExchangeOptions& o) {
+        o.combine = Combine::add;
+        o.way = Way::low_latency;
+        o.arrived = ArrivedLayout::masked;
+      },
+      "combine = add is mega's");
   refused([](ExchangeOptions& o) { o.mega.intermediate = 100; }, "intermediate size 100");
   refused([](ExchangeOptions& o) { o.mega.intermediate = 0; }, "intermediate size 0");
   refused([](ExchangeOptions& o) { o.mega.shared_intermediate = 32; }, "intermediate size 32");

@@ -45,7 +45,6 @@ Case small_case(std::uint64_t seed, int ranks, Way way) {
   Case c = random_case(seed, ranks);
   c.layer.shape.hidden = 64 * chance.between(1, 5);
   c.layer.shape.intermediate = 64 * chance.between(1, 4);
-  c.options.combine_wire = Wire::bf16;
   c.options.weight_at = WeightAt::activation;
   c.options.way = way;
   c.options.cap = chance.one_of({5, 12, 40});
@@ -55,9 +54,20 @@ Case small_case(std::uint64_t seed, int ranks, Way way) {
   return c;
 }
 
+/// Two results have one sum, whichever comes first.
+Case with_added_results(Case c) {
+  c.layer.shape.topk = std::min(c.layer.shape.topk, 2);
+  c.layer.shared_kind.reset();
+  c.layer.shared_intermediate = 0;
+  c.options.combine_wire = Wire::bf16;
+  c.options.combine = Combine::add;
+  return c;
+}
+
 Mix mixed_layers(std::uint64_t seed, int ranks) {
   Mix mix;
   for (std::uint64_t i = 0; i < 4; ++i) mix.add(small_case(seed + i, ranks, Way::mega));
+  mix.add(with_added_results(small_case(seed + 4, ranks, Way::mega)));
   // Those that pull from each other's areas, and one that pushes into slots.
   for (const Way way : {Way::gather, Way::one_sided, Way::low_latency}) {
     mix.add(small_case(seed + 10 + static_cast<std::uint64_t>(way), ranks, way));
@@ -71,12 +81,13 @@ std::vector<Call> draw_calls(const Mix& mix, std::uint64_t seed, int calls) {
   for (int i = 0; i < calls; ++i) {
     Call call;
     // Mostly the fused layer, now and then another way in between.
-    call.which = static_cast<std::size_t>(chance.one_in(3) ? chance.between(4, 6) : chance.between(0, 3));
+    call.which = static_cast<std::size_t>(chance.one_in(3) ? chance.between(5, 7) : chance.between(0, 4));
     call.c = mix.cases[call.which];
     call.c.tokens = random_split(chance, mix.ranks(), call.c.options.cap);
     call.tokens = draw_tokens(call.c, chance.seed());
     Case alone = call.c;
     if (alone.options.way == Way::mega) alone.options.way = Way::low_latency;
+    alone.options.combine = Combine::slots;
     call.wanted = run_layer(mix.sources[call.which], alone, call.tokens).outputs;
     drawn.push_back(std::move(call));
   }

@@ -277,8 +277,13 @@ TEST(Plan, NamesAreUniqueAndEveryNumberHasASource) {
 // What the plan says of the fused layer is what its workspace then takes.
 TEST(Plan, TheFusedLayersBufferIsWhatItsLayoutSays) {
   PlanRequest request = small_request();
-  for (const int shared : {0, 2}) {
+  const std::tuple<int, Wire, Combine> variants[] = {{0, Wire::bf16, Combine::slots}, {2, Wire::bf16, Combine::slots},
+                                                     {2, Wire::fp8, Combine::slots},  {0, Wire::nvfp4, Combine::slots},
+                                                     {0, Wire::bf16, Combine::add},   {1, Wire::bf16, Combine::add}};
+  for (const auto& [shared, combine_wire, combine] : variants) {
     request.shared_experts = shared;
+    request.combine_wire = combine_wire;
+    request.combine = combine;
     request.machine.sms = 32;
     ExchangeOptions options;
     options.way = Way::mega;
@@ -287,6 +292,8 @@ TEST(Plan, TheFusedLayersBufferIsWhatItsLayoutSays) {
     options.cap = request.cap;
     options.placement = Placement::contiguous(request.shape.experts, request.ranks);
     options.wire = request.wire;
+    options.combine_wire = combine_wire;
+    options.combine = combine;
     options.quantisation = request.quantisation;
     options.arrived = default_layout(Way::mega);
     options.workers = 32;
@@ -295,7 +302,7 @@ TEST(Plan, TheFusedLayersBufferIsWhatItsLayoutSays) {
     for (const RingSize ring : {RingSize::live, RingSize::full}) {
       options.mega.ring = ring;
       const ExchangeMemory memory = exchange_memory(options);
-      EXPECT_EQ(memory.dispatch + memory.combine + memory.mega_words, mega_buffer(request, ring).bytes());
+      EXPECT_EQ(memory.dispatch + memory.combine + memory.mega_words + memory.mega_sums, mega_buffer(request, ring).bytes());
       if (ring == RingSize::full) continue;
       EXPECT_EQ(memory.heap_bytes(request.ranks), own_layouts().at(Way::mega)(request));
     }

@@ -41,6 +41,14 @@ inline constexpr std::array<Way, 6> real_ways{Way::gather, Way::normal, Way::low
 /// Where a token's results are first summed (elastic): on the expert's rank, or at home from one row a choice.
 enum class Reduce : std::uint8_t { rank, home };
 
+/// What becomes of a result that comes home (mega).
+enum class Combine : std::uint8_t {
+  slots,  ///< it waits in a slot of its own; slots are summed in choice order, so the same call gives the same bits
+  /// It is added to its token's bf16 sum when it comes: the least memory, but every addition rounds, and their order is not fixed.
+  /// Bits may differ from call to call. Needs combine_wire bf16.
+  add,
+};
+
 /// How gather brings every token to every rank.
 enum class GatherMode : std::uint8_t {
   padded,           ///< blocks of the step's largest batch
@@ -82,8 +90,9 @@ struct ExchangeOptions {
   Quantisation quantisation;                      ///< of fp8 wires, both directions
   ArrivedLayout arrived = ArrivedLayout::masked;  ///< what the runner wants; see default_layout and allows_layout
   WeightAt weight_at = WeightAt::activation;
-  Reduce reduce = Reduce::rank;  ///< elastic only
-  bool cpu_sync = false;         ///< elastic only: the host waits for the count, outputs get their exact size
+  Reduce reduce = Reduce::rank;      ///< elastic only
+  Combine combine = Combine::slots;  ///< mega only
+  bool cpu_sync = false;             ///< elastic only: the host waits for the count, outputs get their exact size
   GatherMode gather = GatherMode::padded;
   int workers = 1;       ///< threads a rank in the protocols; mega: in each role
   int queue_rows = 256;  ///< normal only: rows a queue between two ranks holds
@@ -107,6 +116,7 @@ struct ExchangeMemory {
   std::size_t combine = 0;
   std::size_t outputs = 0;          ///< the all-gather of outputs under tensor-parallel attention
   std::size_t mega_words = 0;       ///< words of the fused layer that its own rank alone reaches
+  std::size_t mega_sums = 0;        ///< sums of the fused layer that results are added to
   std::size_t tagged_dispatch = 0;  ///< rows as words, on their way out
   std::size_t tagged_combine = 0;   ///< and home
   void include(const ExchangeMemory& other);

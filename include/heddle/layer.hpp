@@ -62,6 +62,7 @@ struct LayerOptions {
   Wire combine_wire = Wire::bf16;
   WeightAt weight_at = WeightAt::activation;
   Reduce reduce = Reduce::rank;            ///< elastic only
+  Combine combine = Combine::slots;        ///< mega only
   bool cpu_sync = false;                   ///< elastic only
   GatherMode gather = GatherMode::padded;  ///< gather only
   std::optional<float> clamp;              ///< L of the SwiGLU clamp; default: the shape's, none if that has none

@@ -88,6 +88,7 @@ struct PlanRequest {
   int cap = 1;     ///< most tokens a rank may bring
   Wire wire = Wire::bf16;
   Wire combine_wire = Wire::bf16;
+  Combine combine = Combine::slots;  ///< mega only
   Quantisation quantisation;
   Machine machine;
 

@@ -24,8 +24,9 @@ struct Areas {
   std::size_t words = heap_header_bytes;
   std::size_t dispatch = 0;
   std::size_t combine = 0;
-  std::size_t outputs = 0;     ///< behind them words of the fused layer, then rows as words (ExchangeMemory)
+  std::size_t outputs = 0;     ///< behind them words and sums of the fused layer, then rows as words (ExchangeMemory)
   std::size_t mega_words = 0;  ///< where nothing but words ever lies
+  std::size_t mega_sums = 0;   ///< where only the fused layer adds
   std::size_t end = 0;
 };
 
@@ -58,7 +59,7 @@ constexpr Areas place_areas(int ranks, std::size_t dispatch_bytes, std::size_t c
   areas.combine = areas.dispatch + align_up(dispatch_bytes, 128);
   areas.outputs = areas.combine + align_up(combine_bytes, 128);
   areas.mega_words = areas.outputs + align_up(output_bytes, 128);
-  areas.end = areas.mega_words;
+  areas.mega_sums = areas.end = areas.mega_words;
   return areas;
 }
 

@@ -29,8 +29,8 @@ HostRank::HostRank(Workspace& workspace, const ExchangeOptions& options, const E
   const Areas areas = areas_of(memory, ranks());
   const ExchangeMemory own = exchange_memory(options);
   if (areas.end > workspace.bytes() || own.dispatch > memory.dispatch || own.combine > memory.combine ||
-      own.outputs > memory.outputs || own.mega_words > memory.mega_words || own.tagged_dispatch > memory.tagged_dispatch ||
-      own.tagged_combine > memory.tagged_combine) {
+      own.outputs > memory.outputs || own.mega_words > memory.mega_words || own.mega_sums > memory.mega_sums ||
+      own.tagged_dispatch > memory.tagged_dispatch || own.tagged_combine > memory.tagged_combine) {
     throw InputError(fmt::format("way {} needs a workspace of {} bytes a rank, this one has {}", name(options.way),
                                  std::max(areas.end, own.heap_bytes(ranks())), workspace.bytes()));
   }

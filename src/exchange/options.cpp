@@ -93,7 +93,9 @@ RowFormat returned_format(const ExchangeOptions& options) {
 
 Areas areas_of(const ExchangeMemory& memory, int ranks) {
   Areas areas = place_areas(ranks, memory.dispatch, memory.combine, memory.outputs);
-  areas.end += align_up(memory.mega_words, 128) + align_up(memory.tagged_dispatch, 128) + align_up(memory.tagged_combine, 128);
+  areas.mega_sums += align_up(memory.mega_words, 128);
+  areas.end = areas.mega_sums + align_up(memory.mega_sums, 128) + align_up(memory.tagged_dispatch, 128) +
+              align_up(memory.tagged_combine, 128);
   return areas;
 }
 
@@ -142,6 +144,10 @@ void check_options(const ExchangeOptions& options) {
   }
   if (options.reduce == Reduce::home && options.way != Way::elastic) {
     refuse(fmt::format("reduce = home is elastic's; way {} has its own order of sums", name(options.way)));
+  }
+  if (options.combine == Combine::add && options.way != Way::mega) {
+    refuse(fmt::format("combine = add is mega's, whose results are added where they arrive; way {} has its own order of sums",
+                       name(options.way)));
   }
   if (options.tagged_tokens != 0) {
     if (options.way != Way::gather || options.gather != GatherMode::padded)
@@ -230,6 +236,7 @@ void ExchangeMemory::include(const ExchangeMemory& other) {
   combine = std::max(combine, other.combine);
   outputs = std::max(outputs, other.outputs);
   mega_words = std::max(mega_words, other.mega_words);
+  mega_sums = std::max(mega_sums, other.mega_sums);
   tagged_dispatch = std::max(tagged_dispatch, other.tagged_dispatch);
   tagged_combine = std::max(tagged_combine, other.tagged_combine);
 }
@@ -267,6 +274,7 @@ std::string describe(const ExchangeOptions& options) {
   line("extra_expert", options.mega.extra_expert);
   line("activation", static_cast<int>(options.mega.activation));
   line("block_rows", options.mega.block_rows);
+  line("combine", options.combine == Combine::add ? "add" : "slots");
   line("ring", options.mega.ring == RingSize::full ? "full" : "live");
   return text;
 }

@@ -42,6 +42,20 @@ struct RowFormat {
   HEDDLE_HOST_DEVICE std::size_t scale_bytes() const { return static_cast<std::size_t>(groups()) * bytes_a_scale(); }
   /// Where the scales begin.
   HEDDLE_HOST_DEVICE std::size_t scale_offset() const { return padded(value_bytes()); }
+  /// Where value `first`, which begins a group, and the group's scale lie in a row.
+  HEDDLE_HOST_DEVICE std::size_t value_at(int first) const {
+    const auto values = static_cast<std::size_t>(first);
+    return wire == Wire::bf16 ? 2 * values : (wire == Wire::fp8 ? values : values / 2);
+  }
+  HEDDLE_HOST_DEVICE std::size_t scale_at(int first) const {
+    return scale_offset() + static_cast<std::size_t>(first / group_size()) * bytes_a_scale();
+  }
+  /// Values and scales of `columns` of them, which begin and end with groups, as a row by itself.
+  HEDDLE_HOST_DEVICE RowFormat part(int columns) const {
+    RowFormat some = *this;
+    some.hidden = columns;
+    return some;
+  }
   /// What a row takes in memory: a multiple of 16.
   HEDDLE_HOST_DEVICE std::size_t row_bytes() const { return scale_offset() + padded(scale_bytes()); }
   /// What a row carries: padding left out.

@@ -103,34 +103,25 @@ HEDDLE_WIDE void widen_nvfp4_groups(const std::uint8_t* pairs, const std::byte* 
 std::uint8_t* codes_at(std::byte* bytes) { return reinterpret_cast<std::uint8_t*>(bytes); }
 const std::uint8_t* codes_at(const std::byte* bytes) { return reinterpret_cast<const std::uint8_t*>(bytes); }
 
-/// Where the value codes and scales of the piece that begins at value `begin` (a multiple of 128) lie in a row.
-std::size_t value_at(const RowFormat& format, int begin) {
-  const auto index = static_cast<std::size_t>(begin);
-  return format.wire == Wire::bf16 ? sizeof(bf16) * index : (format.wire == Wire::fp8 ? index : index / 2);
-}
-std::size_t scale_at(const RowFormat& format, int begin) {
-  return format.scale_offset() + static_cast<std::size_t>(begin / format.group_size()) * format.bytes_a_scale();
-}
-
 void write_piece(const float* in, int begin, int count, const RowFormat& format, std::byte* row) {
-  std::byte* values = row + value_at(format, begin);
+  std::byte* values = row + format.value_at(begin);
   if (format.wire == Wire::bf16) {
     narrow_to_bf16(in, count, values);
   } else if (format.wire == Wire::fp8) {
-    quantise_fp8_groups(in, count, format.quantisation, codes_at(values), row + scale_at(format, begin));
+    quantise_fp8_groups(in, count, format.quantisation, codes_at(values), row + format.scale_at(begin));
   } else {
-    quantise_nvfp4_piece(in, count, format.global_scale, codes_at(values), row + scale_at(format, begin));
+    quantise_nvfp4_piece(in, count, format.global_scale, codes_at(values), row + format.scale_at(begin));
   }
 }
 
 void widen_piece(const std::byte* row, const RowFormat& format, int begin, int count, float* out) {
-  const std::byte* values = row + value_at(format, begin);
+  const std::byte* values = row + format.value_at(begin);
   if (format.wire == Wire::bf16) {
     widen_bf16(values, count, out);
   } else if (format.wire == Wire::fp8) {
-    widen_fp8_groups(codes_at(values), row + scale_at(format, begin), count, format.quantisation, out);
+    widen_fp8_groups(codes_at(values), row + format.scale_at(begin), count, format.quantisation, out);
   } else {
-    widen_nvfp4_groups(codes_at(values), row + scale_at(format, begin), count, format.global_scale, out);
+    widen_nvfp4_groups(codes_at(values), row + format.scale_at(begin), count, format.global_scale, out);
   }
 }
 

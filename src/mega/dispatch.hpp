@@ -166,11 +166,21 @@ HEDDLE_PROTOCOL bool mega_lay_down_all(W& w, const MegaCall& call) {
   return true;
 }
 
+/// Where results are added: the own tokens' sums begin at 0. Nobody adds before it has heard this rank's announcement.
+template <CountingWorker W>
+HEDDLE_PROTOCOL void mega_clear_sums(W& w, const MegaCall& call) {
+  const MegaLayout& layout = call.layout;
+  if (!layout.adds) return;
+  for (int token = w.index(); token < call.input.tokens; token += w.count())
+    w.clear(w.heap().template mine<std::byte>(layout.sum(token)), layout.plain().row_bytes());
+}
+
 /// Begins the counters and tells every live rank what comes from this one.
 template <CountingWorker W>
 HEDDLE_PROTOCOL bool mega_announce(W& w, const MegaCall& call) {
   if (!w.begin()) return false;
   mega_start_counts(w, call.layout);
+  mega_clear_sums(w, call);
   if (!mega_lay_down_all(w, call)) return false;
   tell_together(
       w, [&](int peer) { return call.layout.announced_word(peer); }, [](int) { return 1; });

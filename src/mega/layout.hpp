@@ -81,13 +81,15 @@ HEDDLE_HOST_DEVICE constexpr int cut_rows(int block_rows) { return block_rows < 
 struct MegaLayout {
   ExchangeShape shape;
   RowFormat wire;           ///< of input and arrived rows
-  RowFormat returned;       ///< of slots: bf16
+  RowFormat returned;       ///< of slots
   StepFormat activated;     ///< of the routed experts
   StepFormat shared;        ///< of the shared expert
   bool has_shared = false;  ///< does one run inside?
   /// Every rank has one more expert, the last one there, and the last choice of every own token is it, with weight 1: `shape`
   /// counts both, inputs have one choice less.
   bool extra_expert = false;
+  /// Results are added to their token's sum at home as they come (Combine::add): there are no slots.
+  bool adds = false;
   int block_rows = step_columns;  ///< rows of a row block
   int lag = 1;                    ///< of the schedule
   int ring_blocks = 1;            ///< row blocks that the rings hold
@@ -155,14 +157,21 @@ struct MegaLayout {
   }
   HEDDLE_HOST_DEVICE std::size_t dispatch_bytes() const { return shared_intermediate().end() - areas.dispatch; }
 
-  // Combine area: slots [token][choice] of this rank's own tokens, then the shared expert's, one a token. Written only after rows
-  // are counted: before, ranks that are late in another call may still pull from this area.
+  // Combine area: slots [token][choice] of this rank's own tokens, unless results are added; then the shared expert's, one a token,
+  // which never travel and are bf16. Written only after rows are counted: before, ranks that are late in another call may still
+  // pull from this area.
   HEDDLE_HOST_DEVICE std::size_t slot(int pair) const { return areas.combine + size(pair) * returned.row_bytes(); }
   HEDDLE_HOST_DEVICE Stretch slots(int token) const { return {slot(token * shape.topk), returned.row_bytes()}; }
+  HEDDLE_HOST_DEVICE RowFormat plain() const { return {Wire::bf16, returned.hidden, {}, 1.0f}; }
   HEDDLE_HOST_DEVICE std::size_t shared_slot(int token) const {
-    return slot(shape.cap * shape.topk) + size(token) * returned.row_bytes();
+    return slot(adds ? 0 : shape.cap * shape.topk) + size(token) * plain().row_bytes();
   }
   HEDDLE_HOST_DEVICE std::size_t combine_bytes() const { return shared_slot(has_shared ? shape.cap : 0) - areas.combine; }
+
+  // Sums, where results are added: a bf16 row an own token. An area of their own, since zeros are written before the announcement,
+  // and what others add before the sum is read: in between, calls of other ways may still or already use the other areas.
+  HEDDLE_HOST_DEVICE std::size_t sum(int token) const { return areas.mega_sums + size(token) * plain().row_bytes(); }
+  HEDDLE_HOST_DEVICE std::size_t sum_bytes() const { return adds ? sum(shape.cap) - areas.mega_sums : 0; }
 
  private:
   HEDDLE_HOST_DEVICE static std::size_t size(int value) { return static_cast<std::size_t>(value); }

@@ -16,8 +16,13 @@ void check_mega(const ExchangeOptions& options) {
     refuse(
         "weight_at = combine: results are summed without weights, which were applied at the activation; take weight_at = "
         "activation");
-  if (options.combine_wire != Wire::bf16)
-    refuse("results travel as bf16, straight from the product into their slots; take combine_wire = bf16");
+  if (options.combine_wire != Wire::bf16 && options.combine == Combine::add)
+    refuse("combine = add: results are added as bf16 where they arrive; take combine_wire = bf16, or combine = slots");
+  if (options.combine_wire != Wire::bf16 && mega.extra_expert) {
+    refuse(
+        "a shared expert as an extra routed expert: its results would travel quantised, unlike any shared expert's; take "
+        "combine_wire = bf16, or shared = fused");
+  }
   if (mega.intermediate < 64 || mega.intermediate % 64 != 0)
     refuse(fmt::format("intermediate size {} is not a positive multiple of 64", mega.intermediate));
   if (mega.shared_intermediate < 0 || mega.shared_intermediate % 64 != 0)
@@ -50,6 +55,7 @@ MegaLayout make_mega_layout(const ExchangeOptions& options, int workers, const A
     ++layout.shape.max_local_experts;
     ++layout.shape.topk;
   }
+  layout.adds = options.combine == Combine::add;
   layout.block_rows = mega.block_rows;
   layout.lag = lag_of(workers, layout.gemm1_tasks());
   // Blocks that a kernel cuts may be several where the options have one, and a ring has more places than the lag.
@@ -73,6 +79,7 @@ ExchangeMemory memory_of(const MegaLayout& layout) {
   memory.dispatch = layout.dispatch_bytes();
   memory.combine = layout.combine_bytes();
   memory.mega_words = layout.word_bytes();
+  memory.mega_sums = layout.sum_bytes();
   return memory;
 }
 

@@ -47,19 +47,39 @@ HEDDLE_PROTOCOL int mega_await_steps(W& w, const MegaLayout& layout, const MegaB
   return run == 0 ? 0 : step + run;
 }
 
-/// Where the results of a pair go, from column `first` on.
-HEDDLE_HOST_DEVICE inline bf16* slot_of(const HeapView& heap, const MegaLayout& layout, const MegaOrigin& origin, int first) {
-  return heap.at<bf16>(origin.rank, layout.slot(origin.pair)) + first;
+/// Where the results of a pair go: its slot, or the sum of its token.
+HEDDLE_HOST_DEVICE inline std::byte* home_of(const HeapView& heap, const MegaLayout& layout, const MegaOrigin& origin) {
+  return heap.at<std::byte>(origin.rank, layout.adds ? layout.sum(origin.pair / layout.shape.topk) : layout.slot(origin.pair));
 }
 
-/// `columns` results of row `row` of a block, from column `first` on, to the slot of their pair.
+/// `columns` results from column `first` on, into a row of that format. Both are whole groups, so that what is written is what a
+/// row quantised as a whole would have there.
+template <CountingWorker W>
+HEDDLE_PROTOCOL void send_columns(W& w, std::byte* row, const bf16* results, const RowFormat& format, int first, int columns) {
+  const RowFormat part = format.part(columns);
+  if (format.wire == Wire::bf16) {
+    w.copy_bytes(row + format.value_at(first), results, part.value_bytes());
+    return;
+  }
+  std::byte* staged = w.staging(part);
+  w.complete(w.quantise_row(staged, results, part));
+  w.copy_bytes(row + format.value_at(first), staged, part.value_bytes());
+  w.copy_bytes(row + format.scale_at(first), staged + part.scale_offset(), part.scale_bytes());
+}
+
+/// `columns` results of row `row` of a block, from column `first` on, to where their pair's go.
 template <CountingWorker W>
 HEDDLE_PROTOCOL void mega_push(W& w, const MegaLayout& layout, const MegaBlock& block, int row, const bf16* results, int first,
                                int columns) {
   const HeapView heap = w.heap();
   const MegaOrigin origin =
       w.read(heap.template mine<const MegaOrigin>(layout.origin(block.ring_row + static_cast<std::size_t>(row))));
-  w.copy_bytes(slot_of(heap, layout, origin, first), results, static_cast<std::size_t>(columns) * sizeof(bf16));
+  std::byte* home = home_of(heap, layout, origin);
+  if (layout.adds) {
+    w.add_values(reinterpret_cast<bf16*>(home) + first, results, columns);
+  } else {
+    send_columns(w, home, results, layout.returned, first, columns);
+  }
 }
 
 /// After GEMM 2: a task needs its block's place no more.
@@ -122,10 +142,10 @@ HEDDLE_PROTOCOL bool mega_await_results(W& w, const MegaLayout& layout, int n, R
   }
 }
 
-/// out [tokens, H] = each token's slots in choice order, then the shared expert's result times its factor, rounded once. Where the
-/// shared expert does not run inside, `shared` has its results, if there are any.
-/// A token waits for the ranks of its experts alone. In the end every live rank has been heard: none can still read this one's
-/// input or push into its slots, so the call is over.
+/// out [tokens, H] = each token's slots in choice order, or the sum that they were added to, then the shared expert's result times
+/// its factor, rounded once. Where the shared expert does not run inside, `shared` has its results, if there are any. A token waits
+/// for the ranks of its experts alone. In the end every live rank has been heard: none can still read this one's input or push into
+/// its slots, so the call is over.
 template <CountingWorker W>
 HEDDLE_PROTOCOL bool mega_sum(W& w, const MegaCall& call, SharedRows shared, bf16* out) {
   const MegaLayout& layout = call.layout;
@@ -144,6 +164,7 @@ HEDDLE_PROTOCOL bool mega_sum(W& w, const MegaCall& call, SharedRows shared, bf1
     if (!mega_await_results(w, layout, topk + 1, own_or_of)) return false;
     const Stretch slots = layout.slots(token);
     const auto term = [&](int choice) {
+      if (layout.adds) return SumTerm{heap.template mine<std::byte>(layout.sum(token)), 1.0f};
       if (ranks(choice) < 0) return SumTerm{};
       return SumTerm{heap.template mine<std::byte>(slots.at(choice)), 1.0f};
     };
@@ -153,7 +174,7 @@ HEDDLE_PROTOCOL bool mega_sum(W& w, const MegaCall& call, SharedRows shared, bf1
       last.factor = shared.factors == nullptr ? 1.0f : shared.factors[token];
     }
     bf16* row = out + static_cast<std::size_t>(token) * static_cast<std::size_t>(layout.returned.hidden);
-    w.reduce_rows(row, topk, term, SumFormat{layout.returned, false}, last, part_of(item, bits));
+    w.reduce_rows(row, layout.adds ? 1 : topk, term, SumFormat{layout.returned, false}, last, part_of(item, bits));
   }
   for (int first = w.index(); first < heap.ranks; first += w.count()) {
     if (!mega_await_results(w, layout, 1, [&](int) { return w.live(first) ? first : -1; })) return false;

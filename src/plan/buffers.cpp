@@ -115,7 +115,7 @@ ExchangeOptions options_of(Way way, const PlanRequest& request) {
 
 MegaLayout mega_layout(const PlanRequest& request, RingSize ring) {
   ExchangeOptions options = options_of(Way::mega, request);
-  options.combine_wire = Wire::bf16;
+  options.combine = request.combine;
   options.mega.intermediate = request.shape.intermediate;
   options.mega.shared_intermediate = request.shared_experts * request.shape.intermediate;
   options.mega.activation = request.activation();
@@ -136,6 +136,21 @@ ExchangeMemory workspace_memory(Way way, const PlanRequest& request) {
   return memory;
 }
 
+/// What results come home to.
+std::vector<Region> result_regions(const PlanRequest& request, const MegaLayout& layout) {
+  const auto cap = static_cast<std::uint64_t>(request.cap);
+  const auto topk = static_cast<std::uint64_t>(request.shape.topk);
+  const std::string_view shared = request.shared_experts > 0 ? ", and cap bf16 rows of the shared expert" : "";
+  if (!layout.adds) {
+    return {{"result_slots", cap * topk, layout.combine_bytes(),
+             fmt::format("cap x k {} rows{}", plan::wire_name(request.combine_wire), shared)}};
+  }
+  std::vector<Region> regions{{"sums", cap, layout.sum_bytes(), "cap bf16 rows, which results are added to"}};
+  if (request.shared_experts > 0)
+    regions.push_back({"result_slots", cap, layout.combine_bytes(), "cap bf16 rows of the shared expert"});
+  return regions;
+}
+
 }  // namespace
 
 Buffer mega_buffer(const PlanRequest& request, RingSize ring) {
@@ -153,9 +168,8 @@ Buffer mega_buffer(const PlanRequest& request, RingSize ring) {
       {"words", 0, layout.word_bytes(), fmt::format("of {} ring blocks, and the shared expert's", layout.ring_blocks)},
       {"arrived", ring_rows, middle.begin - layout.arrived(0), in_ring + ", each row with its origin and weight"},
       {"intermediate", ring_rows, shared.begin - middle.begin, in_ring},
-      {"result_slots", cap * static_cast<std::uint64_t>(request.shape.topk), layout.combine_bytes(),
-       request.shared_experts > 0 ? "cap x (k + 1) bf16 rows" : "cap x k bf16 rows"},
   };
+  for (Region& region : result_regions(request, layout)) buffer.regions.push_back(std::move(region));
   if (request.shared_experts > 0) buffer.regions.push_back({"shared_intermediate", cap, shared.end() - shared.begin, "cap rows"});
   return buffer;
 }

@@ -1,7 +1,6 @@
 // What travels and where it lies: rows, copies, bytes, buffers.
 #include <fmt/format.h>
 
-#include <array>
 #include <utility>
 
 #include "plan/sections.hpp"
@@ -10,11 +9,6 @@
 namespace heddle::plan {
 
 namespace {
-
-std::string_view wire_name(Wire wire) {
-  static constexpr std::array<std::string_view, 3> names{"bf16", "fp8", "nvfp4"};
-  return names[static_cast<std::size_t>(wire)];
-}
 
 Section load_section(const PlanRequest& request) {
   const LayerShape& shape = request.shape;

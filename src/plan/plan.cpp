@@ -43,6 +43,8 @@ void check_request(const PlanRequest& request) {
   if (request.quantisation.group != 32 && request.quantisation.group != 128) {
     throw InputError(fmt::format("quantisation group is {}; it must be 32 or 128", request.quantisation.group));
   }
+  if (request.combine == Combine::add && request.combine_wire != Wire::bf16)
+    throw InputError("combine = add: results are added as bf16 where they arrive; take combine_wire = bf16, or combine = slots");
   check_range("number of SMs", request.machine.sms, 2, 4096);
 }
 

@@ -33,6 +33,11 @@ inline constexpr std::array<WayTraits, 6> ways{{
 
 inline const WayTraits& traits(Way way) { return ways[static_cast<std::size_t>(way)]; }
 
+inline std::string_view wire_name(Wire wire) {
+  constexpr std::array<std::string_view, 3> names{"bf16", "fp8", "nvfp4"};
+  return names[static_cast<std::size_t>(wire)];
+}
+
 /// The quotient, rounded up.
 template <typename Integer>
 constexpr Integer divide_up(Integer value, Integer divisor) {

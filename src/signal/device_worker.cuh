@@ -170,6 +170,19 @@ class DeviceWorker : public WarpNumbers, public Place, private BulkRing<mover ==
     if constexpr (bulk) Ring::finish();
     __syncwarp();
   }
+  __device__ void clear(std::byte* to, std::size_t bytes) {
+    verb();
+#pragma unroll 1
+    for (std::size_t i = static_cast<std::size_t>(lane()); i < bytes / 16; i += lanes_of_warp)
+      reinterpret_cast<uint4*>(to)[i] = make_uint4(0, 0, 0, 0);
+  }
+  __device__ void add_values(bf16* to, const bf16* from, int n) {
+    verb();
+    order();
+#pragma unroll 1
+    for (int i = 2 * lane(); i < n; i += 2 * lanes_of_warp)
+      ptx::add_bf16_pair_system(to + i, *reinterpret_cast<const std::uint32_t*>(from + i));
+  }
   __device__ void add_words(std::byte* to, const std::byte* from, std::size_t bytes) {
     verb();
     order();

@@ -68,6 +68,21 @@ std::byte* HostWorker::staging(const RowFormat& format) {
   return staging_.data();
 }
 
+void HostWorker::clear(std::byte* to, std::size_t bytes) {
+  verb();
+  std::memset(to, 0, bytes);
+}
+
+void HostWorker::add_values(bf16* to, const bf16* from, int n) {
+  verb();
+  for (int i = 0; i < n; ++i) {
+    const std::atomic_ref<std::uint16_t> sum(to[i].bits);
+    std::uint16_t seen = sum.load(std::memory_order_relaxed);
+    const auto grown = [&] { return to_bf16(to_float(bf16{seen}) + to_float(from[i])).bits; };
+    while (!sum.compare_exchange_weak(seen, grown(), std::memory_order_relaxed)) continue;
+  }
+}
+
 void HostWorker::add_words(std::byte* to, const std::byte* from, std::size_t bytes) {
   verb();
   for (std::size_t at = 0; at < bytes; at += sizeof(std::uint32_t)) {

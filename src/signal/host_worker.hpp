@@ -76,6 +76,8 @@ class HostWorker : public OneLane<HostWorker> {
   std::byte* staging(const RowFormat& format);
   void complete(Ticket) {}
   void complete_all() {}
+  void clear(std::byte* to, std::size_t bytes);
+  void add_values(bf16* to, const bf16* from, int n);
   /// to[i] += from[i] over 32-bit integers: the all-reduce of rows of which at most one is not zero.
   void add_words(std::byte* to, const std::byte* from, std::size_t bytes);
   void publish(Word* word, std::uint32_t value);

@@ -166,6 +166,16 @@ __device__ inline std::uint32_t to_bf16_pair(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
+/// Adds to two bf16 values that others may add to at the same time, on any GPU: each is rounded at once. At a multiple of 4 bytes.
+__device__ inline void add_bf16_pair_system(void* to, std::uint32_t values) {
+  asm volatile("red.relaxed.sys.global.add.noftz.bf16x2 [%0], %1;" ::"l"(to), "r"(values) : "memory");
+}
+/// To eight, at a multiple of 16 bytes; each two by themselves.
+__device__ inline void add_bf16_eight_system(void* to, const uint4& values) {
+  asm volatile("red.relaxed.sys.global.add.noftz.v4.bf16x2 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(values.x), "r"(values.y),
+               "r"(values.z), "r"(values.w)
+               : "memory");
+}
 /// Nearest e4m3 codes, `low` in bits 0-7, `high` in bits 8-15: the codes of to_e4m3.
 __device__ inline std::uint32_t to_e4m3_pair(float low, float high) {
   std::uint16_t codes;

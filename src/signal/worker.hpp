@@ -100,10 +100,14 @@ struct LastTerm {
 //   w.begin()                  first verb of every half: false if the abort word stands
 //   w.read(p), w.write(p, v)   one plain value of 4 or 8 bytes in the heap, ordered only by publish and acquire
 //   w.copy_row(to, from, fmt)  a wire row; w.copy_bytes(to, from, n): anything else, n a multiple
-//                              of 4; its source is read at the call, a row's until complete()
+//                              of 4 (a thread: any); its source is read at the call, a row's until complete()
 //   w.quantise_row(to, from, fmt)  a bf16 row to its wire format
 //   w.staging(fmt)             this worker's ordinary row for quantised values on their way out
 //   w.complete(ticket)         the copy has been done; w.complete_all(): all of this worker's, so they may be published
+//   w.clear(to, n)             n bytes of the heap, a multiple of 16, become 0
+//   w.add_values(to, from, n)  to[i] = bf16(to[i] + from[i]) for i < n, an even number, in the heap of any rank, each at once:
+//   others
+//                              may add to the same values at the same time, and nobody may read or write them otherwise
 //   w.add_words(to, from, n)   to += from over n bytes of 32-bit integers
 //   w.publish(word, value)     every earlier write of this worker, then one release store at system scope
 //   w.acquire(word, name, v)   waits until the word carries this epoch, then v = its value (acquire)
@@ -173,8 +177,11 @@ concept Worker = requires(W& w, Word* word, const Word* seen, std::uint32_t& val
 
 /// One whose rank's workers count together: what the fused layer needs beside.
 template <class W>
-concept CountingWorker = Worker<W> && requires(W& w, Word* word, const WordName& name) {
+concept CountingWorker = Worker<W> &&
+    requires(W& w, Word* word, const WordName& name, std::byte* row, bf16* values, const bf16* addends) {
   w.start_count(word);
+  w.clear(row, std::size_t{16});
+  w.add_values(values, addends, 2);
   { w.add(word, 1u) } -> std::convertible_to<std::uint32_t>;
   { w.acquire_own(word, name, 1u) } -> std::convertible_to<bool>;
   { w.fail(name, 0u, 0u) } -> std::convertible_to<bool>;

@@ -61,9 +61,24 @@ std::uint32_t HeapMemory::first_value(std::size_t index) const { return index * 
 
 std::optional<Race> HeapMemory::find_read_race(int worker, Range range) const {
   for (std::size_t i = range.begin / cell_bytes; i < range.end / cell_bytes; ++i) {
-    if (cells_[i].versions.empty()) continue;
-    const Version& newest = cells_[i].versions.back();
-    if (!knows(worker, newest)) return Race{i * cell_bytes, newest.worker, newest.step, "write"};
+    for (auto version = cells_[i].versions.rbegin(); version != cells_[i].versions.rend(); ++version) {
+      if (!knows(worker, *version)) return Race{i * cell_bytes, version->worker, version->step, "write"};
+      if (!version->added) break;
+    }
+  }
+  return {};
+}
+
+/// A read of a cell that this worker does not know of.
+std::optional<Race> HeapMemory::find_read(int worker, std::size_t index) const {
+  const Cell& cell = cells_[index];
+  if (!cell.touched) return {};
+  for (std::size_t reader = 0; reader < max_workers; ++reader) {
+    if (cell.read_time[reader] == 0) continue;
+    const bool own = reader == at(worker) && cell.read_time[reader] != under_way;
+    if (!own && (cell.read_time[reader] == under_way || cell.read_time[reader] > clocks_[at(worker)].at[reader])) {
+      return Race{index * cell_bytes, static_cast<int>(reader), cell.read_step[reader], "read"};
+    }
   }
   return {};
 }
@@ -71,15 +86,18 @@ std::optional<Race> HeapMemory::find_read_race(int worker, Range range) const {
 std::optional<Race> HeapMemory::find_write_race(int worker, Range range) const {
   if (auto race = find_read_race(worker, range)) return race;
   for (std::size_t i = range.begin / cell_bytes; i < range.end / cell_bytes; ++i) {
-    const Cell& cell = cells_[i];
-    if (!cell.touched) continue;
-    for (std::size_t reader = 0; reader < max_workers; ++reader) {
-      if (cell.read_time[reader] == 0) continue;
-      const bool own = reader == at(worker) && cell.read_time[reader] != under_way;
-      if (!own && (cell.read_time[reader] == under_way || cell.read_time[reader] > clocks_[at(worker)].at[reader])) {
-        return Race{i * cell_bytes, static_cast<int>(reader), cell.read_step[reader], "read"};
-      }
-    }
+    if (auto race = find_read(worker, i)) return race;
+  }
+  return {};
+}
+
+std::optional<Race> HeapMemory::find_add_race(int worker, Range range) const {
+  for (std::size_t i = range.begin / cell_bytes; i < range.end / cell_bytes; ++i) {
+    const auto& versions = cells_[i].versions;
+    const auto written = std::find_if(versions.rbegin(), versions.rend(), [](const Version& v) { return !v.added; });
+    if (written != versions.rend() && !knows(worker, *written))
+      return Race{i * cell_bytes, written->worker, written->step, "write"};
+    if (auto race = find_read(worker, i)) return race;
   }
   return {};
 }
@@ -100,9 +118,22 @@ void HeapMemory::read(int worker, Range range, See see, std::byte* to, std::uint
 void HeapMemory::write(int worker, Range range, const std::byte* from, std::uint32_t ticket, int step) {
   const std::uint32_t time = ticket == 0 ? clocks_[at(worker)].at[at(worker)] : under_way;
   for (std::size_t i = range.begin / cell_bytes; i < range.end / cell_bytes; ++i, from += cell_bytes) {
-    Version version{0, time, ticket, step, worker};
+    Version version{0, time, ticket, step, worker, false};
     std::memcpy(&version.value, from, sizeof version.value);
     touch(i).versions.push_back(version);
+  }
+}
+
+void HeapMemory::add(int worker, Range range, const bf16* values, int step) {
+  for (std::size_t i = range.begin / cell_bytes; i < range.end / cell_bytes; ++i, values += 2) {
+    Cell& cell = touch(i);
+    const std::uint32_t before = cell.versions.empty() ? first_value(i) : cell.versions.back().value;
+    bf16 sums[2];
+    for (std::size_t half = 0; half < 2; ++half) sums[half].bits = static_cast<std::uint16_t>(before >> (16 * half));
+    for (std::size_t half = 0; half < 2; ++half) sums[half] = to_bf16(to_float(sums[half]) + to_float(values[half]));
+    Version version{0, clocks_[at(worker)].at[at(worker)], 0, step, worker, true};
+    std::memcpy(&version.value, sums, sizeof version.value);
+    cell.versions.push_back(version);
   }
 }
 

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "heddle/formats.hpp"
 #include "signal/words.hpp"
 
 namespace heddle::explorer {
@@ -61,8 +62,12 @@ class HeapMemory {
   // Plain memory. `ticket` 0: done at once; otherwise under way, and unknown to all, until settled.
   std::optional<Race> find_read_race(int worker, Range range) const;
   std::optional<Race> find_write_race(int worker, Range range) const;
+  /// As of a write, but additions by others are no race: only reads are, and writes.
+  std::optional<Race> find_add_race(int worker, Range range) const;
   void read(int worker, Range range, See see, std::byte* to, std::uint32_t ticket, int step);
   void write(int worker, Range range, const std::byte* from, std::uint32_t ticket, int step);
+  /// Adds bf16 values to the newest ones.
+  void add(int worker, Range range, const bf16* values, int step);
   void settle_reads(int worker, Range range);
   void settle_writes(int worker, Range range, std::uint32_t ticket);
   /// The words that plain accesses to a range would hit, if any.
@@ -93,6 +98,7 @@ class HeapMemory {
     std::uint32_t ticket = 0;
     std::int32_t step = 0;
     int worker = 0;
+    bool added = false;  ///< to the version before, in one with it
   };
   struct Cell {
     std::vector<Version> versions;
@@ -106,6 +112,7 @@ class HeapMemory {
     bool is_word = false;
   };
   bool knows(int worker, const Version& version) const;
+  std::optional<Race> find_read(int worker, std::size_t index) const;
   Cell& touch(std::size_t index);
   std::uint32_t first_value(std::size_t index) const;
 

@@ -186,6 +186,23 @@ void ExplorerWorker::complete_all() {
   under_way_.clear();
 }
 
+void ExplorerWorker::clear(std::byte* to, std::size_t bytes) {
+  const std::vector<std::byte> zeros(bytes);
+  store(to, zeros.data(), bytes);
+}
+
+void ExplorerWorker::add_values(bf16* to, const bf16* from, int n) {
+  const std::size_t bytes = static_cast<std::size_t>(n) * sizeof(bf16);
+  Verb& verb = machine_.prepare(id_, VerbKind::add);
+  add_access(verb, to, bytes, true);
+  stop(verb);
+  const Range range = machine_.range(to, bytes);
+  if (machine_.options().races) {
+    if (const auto race = machine_.memory().find_add_race(id_, range)) violate_race("adds to", *race);
+  }
+  machine_.memory().add(id_, range, from, machine_.now());
+}
+
 void ExplorerWorker::add_words(std::byte* to, const std::byte* from, std::size_t bytes) {
   Verb& verb = machine_.prepare(id_, VerbKind::add);
   add_access(verb, from, bytes, false);

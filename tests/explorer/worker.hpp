@@ -52,6 +52,8 @@ class ExplorerWorker : public OneLane<ExplorerWorker> {
   std::byte* staging(const RowFormat& format);
   void complete(Ticket ticket);
   void complete_all();
+  void clear(std::byte* to, std::size_t bytes);
+  void add_values(bf16* to, const bf16* from, int n);
   void add_words(std::byte* to, const std::byte* from, std::size_t bytes);
   void publish(Word* word, std::uint32_t value) { store_word(word, pack_word(epoch_, value), true); }
   bool acquire(const Word* word, const WordName& name, std::uint32_t& value) { return acquire_at_least(word, name, 0, value); }

@@ -113,6 +113,9 @@ void add_execution(CLI::App& command, LayerArguments& a) {
   command.add_option("--reduce", a.reduce, "elastic: first sum at the expert's rank or at home")->group(run)->capture_default_str();
   command.add_flag("--cpu-sync", a.cpu_sync, "elastic: the host waits for the count")->group(run);
   command.add_option("--gather", a.gather, "gather: padded, uneven or zero_filled")->group(run)->capture_default_str();
+  command.add_option("--combine", a.combine, "mega: results wait in slots, or are added where they arrive: slots or add")
+      ->group(run)
+      ->capture_default_str();
   command.add_option("--ring", a.ring, "mega: room for the row blocks that can be live, or full: for all that can arrive")
       ->group(run)
       ->capture_default_str();

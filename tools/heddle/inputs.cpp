@@ -115,6 +115,7 @@ LayerOptions options_of(const LayerArguments& a, const Inputs& inputs) {
   if (!a.combine_wire.empty()) options.combine_wire = value_of(wires, "--combine-wire", a.combine_wire);
   options.weight_at = value_of(weight_places, "--weight-at", a.weight_at);
   options.reduce = value_of(reduces, "--reduce", a.reduce);
+  options.combine = value_of(combines, "--combine", a.combine);
   options.cpu_sync = a.cpu_sync;
   options.gather = value_of(gather_modes, "--gather", a.gather);
   options.clamp = clamp_of(a.clamp, inputs.source.shape.clamp);

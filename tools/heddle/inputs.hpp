@@ -27,8 +27,8 @@ struct LayerArguments {
   bool renormalise = false, no_renormalise = false;
   std::optional<float> route_scale;
   std::string engine = "host", experts_engine, runner = "auto", activation, scale = "ue8m0", weight_at = "activation",
-              reduce = "rank", wire, combine_wire, gather = "padded", shared = "alone", deepep_mode = "normal", ring = "live",
-              overflow = "error", tuning, sums = "any";
+              reduce = "rank", combine = "slots", wire, combine_wire, gather = "padded", shared = "alone", deepep_mode = "normal",
+              ring = "live", overflow = "error", tuning, sums = "any";
   std::vector<std::string> candidates;  ///< of way auto
   int group = 128, workers = 1, deadline_ms = 30000, block_rows = 128;
   bool processes = false, cpu_sync = false, tensor_parallel = false, expert_slices = false, shared_mxfp4 = false;

@@ -34,7 +34,7 @@ struct PlanOptions {
   std::string preset;
   std::optional<int> hidden, intermediate, experts, topk, shared;
   std::optional<int> ranks, tokens, cap;
-  std::string weights, wire, combine_wire = "bf16", scale = "ue8m0", machine = "h200", json;
+  std::string weights, wire, combine_wire = "bf16", combine = "slots", scale = "ue8m0", machine = "h200", json;
   int group = 128;
   BudgetOptions budget;
   bool list = false, articles = false, explain = false;
@@ -97,6 +97,7 @@ PlanRequest make_request(const PlanOptions& options) {
   const std::string usual = request.activation() == Activation::fp8 ? "fp8" : "bf16";
   request.wire = value_of(wires, "--wire", options.wire.empty() ? usual : options.wire);
   request.combine_wire = value_of(wires, "--combine-wire", options.combine_wire);
+  request.combine = value_of(combines, "--combine", options.combine);
   request.machine = find_machine(options.machine);
   return request;
 }
@@ -251,6 +252,7 @@ Json request_json(const PlanOptions& options, const PlanRequest& request) {
             {"cap", request.cap},
             {"wire", word_of(wires, request.wire)},
             {"combine_wire", word_of(wires, request.combine_wire)},
+            {"combine", word_of(combines, request.combine)},
             {"group", request.quantisation.group},
             {"scale", word_of(scales, request.quantisation.scale)},
             {"machine", request.machine.name},
@@ -358,6 +360,9 @@ void add_plan(CLI::App& app, int& status) {
       ->type_name("FORMAT");
   plan->add_option("--combine-wire", options->combine_wire, fmt::format("rows of combine: {}", keys(wires)))
       ->type_name("FORMAT")
+      ->capture_default_str();
+  plan->add_option("--combine", options->combine, "mega: results wait in slots, or are added where they arrive (add)")
+      ->type_name("PLACE")
       ->capture_default_str();
   number("--group", options->group, "values that share a scale on an fp8 wire: 128 or 32")->capture_default_str();
   plan->add_option("--scale", options->scale, "scale format of an fp8 wire: ue8m0 or f32")

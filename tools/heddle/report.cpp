@@ -40,6 +40,7 @@ std::string title_of(const LayerOptions& options) {
   if (options.way == Way::elastic) title += fmt::format(" (reduce={})", word_of(reduces, options.reduce));
   if (options.way == Way::gather && options.tensor_parallel) title += " (tensor-parallel)";
   if (options.expert_slices) title += " (slices)";
+  if (options.combine == Combine::add) title += " (combine=add)";
   if (options.way == Way::mega && options.ring == RingSize::full) title += " (ring=full)";
   if (options.way == Way::gather && options.gather != GatherMode::padded && !options.tensor_parallel)
     title += fmt::format(" ({})", word_of(gather_modes, options.gather));
@@ -85,6 +86,7 @@ Json configuration_of(const Inputs& inputs, const LayerOptions& options, const J
   if (result.options.way == Way::mega) {
     json["block_rows"] = options.block_rows;
     json["ring"] = word_of(ring_sizes, options.ring);
+    json["combine"] = word_of(combines, options.combine);
   }
   if (inputs.gpus > 0) {
     json["gpus"] = inputs.gpus;

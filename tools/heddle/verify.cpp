@@ -40,6 +40,9 @@ bool is_slots(const LayerOptions& options) {
          (options.way == Way::elastic && options.reduce == Reduce::home);
 }
 
+/// Does the same call give the same bits again? Results that are added where they arrive come in any order.
+bool has_fixed_bits(const LayerOptions& options) { return options.combine == Combine::slots; }
+
 /// Bounds of docs/numerics.md, "What must agree". What the page pools has a wider one here, where there is one batch only: in a
 /// few tokens a group that takes another scale weighs much, of a row on its way back or, since tensor cores keep about 14 bits of
 /// an fp8 sum, of activations on a GPU.
@@ -57,9 +60,9 @@ double bound_of(const Inputs& inputs, const LayerOptions& options) {
 /// Does the fused layer compute this, so that it is checked without being named? See check_mega, and docs/gpu.md for its kernel.
 bool is_fusable(const Inputs& inputs) {
   const LayerOptions& options = inputs.options;
-  if (options.weight_at != WeightAt::activation || options.combine_wire != Wire::bf16) return false;
+  if (options.weight_at != WeightAt::activation) return false;
   if (inputs.gpus == 0) return true;
-  if (inputs.host_experts) return false;
+  if (inputs.host_experts || options.combine_wire != Wire::bf16) return false;
   const WeightKind kind = inputs.source.kind;
   const Activation activation = activation_of(kind, options);
   const bool is_fp8 = kind == WeightKind::mxfp4 || kind == WeightKind::fp8_block;
@@ -73,6 +76,7 @@ std::vector<LayerOptions> wanted_ways(const VerifyArguments& arguments, const In
     LayerOptions options = inputs.options;
     options.way = way;
     options.reduce = reduce;
+    if (way != Way::mega) options.combine = Combine::slots;
     if (!allows_layout(way, layout_of(way, options.runner))) return;
     if (options.expert_slices && way != Way::gather) return;
     wanted.push_back(options);
@@ -82,13 +86,17 @@ std::vector<LayerOptions> wanted_ways(const VerifyArguments& arguments, const In
     add(Way::elastic, Reduce::rank);
     add(Way::elastic, Reduce::home);
     add(Way::one_sided, Reduce::rank);
-    if (is_fusable(inputs)) add(Way::mega, Reduce::rank);
+    if (is_fusable(inputs) || inputs.options.combine == Combine::add) add(Way::mega, Reduce::rank);
     if (wanted.empty()) throw InputError("no way hands over the layout of this --runner");
     return wanted;
   }
   for (const std::string& typed : arguments.ways) {
     wanted.push_back(options_of_way(typed, arguments.layer, inputs));
     if (wanted.back().way != Way::elastic && wanted.back().way != Way::automatic) wanted.back().reduce = Reduce::rank;
+  }
+  const auto is_mega = [](const LayerOptions& options) { return options.way == Way::mega; };
+  if (std::any_of(wanted.begin(), wanted.end(), is_mega)) {
+    for (LayerOptions& options : wanted) options.combine = is_mega(options) ? options.combine : Combine::slots;
   }
   return wanted;
 }
@@ -150,8 +158,9 @@ class References {
 };
 
 std::size_t different_from_family(const std::vector<Check>& checks, const Check& check) {
+  if (!has_fixed_bits(check.options)) return 0;
   for (const Check& other : checks) {
-    const bool same = is_slots(other.result.options) == is_slots(check.result.options) &&
+    const bool same = has_fixed_bits(other.options) && is_slots(other.result.options) == is_slots(check.result.options) &&
                       other.result.exchange.wire == check.result.exchange.wire &&
                       other.options.combine_wire == check.options.combine_wire;
     if (same) return compare(check.result.output, other.result.output).different_bits;
@@ -176,14 +185,18 @@ void print_head(const Inputs& inputs, const LayerOptions& first) {
              "host waits", "arrives", "error", "bits", "time");
 }
 
+std::string bits_text(const Check& check) {
+  if (!has_fixed_bits(check.options)) return "any order";
+  return check.family_bits == 0 ? "equal" : fmt::format("{} off", check.family_bits);
+}
+
 void print_line(const Check& check) {
   const PhaseReport out = check.result.total(&LayerReport::dispatch);
   const PhaseReport back = check.result.total(&LayerReport::combine);
   fmt::print("{:<24} {:>11.2f}  {:>11} {:>11} {:>10} {:<10} {:>9.1e} {:<9} {:>6.0f} ms{}\n", title_of(check.options, check.result),
              check.result.copies, bytes_text(out.remote_bytes + out.local_bytes), bytes_text(back.remote_bytes + back.local_bytes),
              check.result.reports.front().host_waited ? "yes" : "no", name(check.result.exchange.arrived),
-             check.error.relative_error, check.family_bits == 0 ? "equal" : fmt::format("{} off", check.family_bits),
-             check.result.seconds * 1e3, check.passed ? "" : "  MISSED");
+             check.error.relative_error, bits_text(check), check.result.seconds * 1e3, check.passed ? "" : "  MISSED");
   std::fflush(stdout);
 }
 

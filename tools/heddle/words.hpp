@@ -29,6 +29,7 @@ inline const std::map<std::string, RunnerKind> runners{{"auto", RunnerKind::auto
 inline const std::map<std::string, Activation> activations{{"fp8", Activation::fp8}, {"bf16", Activation::bf16}};
 inline const std::map<std::string, WeightAt> weight_places{{"activation", WeightAt::activation}, {"combine", WeightAt::combine}};
 inline const std::map<std::string, Reduce> reduces{{"rank", Reduce::rank}, {"home", Reduce::home}};
+inline const std::map<std::string, Combine> combines{{"slots", Combine::slots}, {"add", Combine::add}};
 inline const std::map<std::string, Score> scores{{"softmax", Score::softmax},
                                                  {"sigmoid", Score::sigmoid},
                                                  {"sqrtsoftplus", Score::sqrtsoftplus},

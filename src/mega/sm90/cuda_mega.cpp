@@ -25,6 +25,9 @@ std::size_t size(int value) { return static_cast<std::size_t>(value); }
 
 /// What the kernel does not compute, and what to take instead.
 void check_arithmetic(const ExchangeOptions& options, WeightKind kind) {
+  if (options.combine_wire != Wire::bf16)
+    refuse("results travel as bf16, straight from the product into their slots; take combine_wire = bf16");
+  if (options.combine == Combine::add) refuse("results wait in slots; take combine = slots");
   if (sm90::find_mega_kernel(kind, kind, RowBlocks::small).function == nullptr) {
     refuse(fmt::format("{} weights have no fused kernel, mxfp4, fp8 block and bf16 have; take way = low_latency",
                        kind == WeightKind::nvfp4 ? "nvfp4" : "mxfp8"));
@@ -142,7 +145,8 @@ DeviceMega::Variant DeviceMega::make_variant(RowBlocks blocks, WeightKind kind, 
   const int box = variant.kernel.box_rows;
   layout.block_rows = blocks == RowBlocks::large ? most / box * box : most;
   const ExchangeMemory needed = memory_of(layout);
-  if (needed.dispatch > memory_.dispatch || needed.combine > memory_.combine || needed.mega_words > memory_.mega_words)
+  if (needed.dispatch > memory_.dispatch || needed.combine > memory_.combine || needed.mega_words > memory_.mega_words ||
+      needed.mega_sums > memory_.mega_sums)
     refuse(fmt::format("row blocks of {} rows do not fit the memory of those of {}", layout.block_rows, options_.mega.block_rows));
   // As far ahead as CTAs want it and the ring allows it; the places of smaller blocks are as many.
   layout.lag = std::clamp(lag_of(ctas_, layout.gemm1_tasks()), 1, std::max(1, layout.ring_blocks - 2));

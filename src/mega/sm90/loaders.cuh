@@ -59,7 +59,7 @@ __device__ void lay_down_rows(MegaShared<Shape>& shared, const KernelTask& task,
     const auto row = static_cast<std::size_t>(task.task.flat + i);
     if (task.source == MegaSource::gemm1) shared.factors[slot][i] = *heap.mine<const float>(layout.row_weight(row));
     if (task.source == MegaSource::gemm2)
-      shared.results[slot][i] = slot_of(heap, layout, *heap.mine<const MegaOrigin>(layout.origin(row)), 0);
+      shared.results[slot][i] = reinterpret_cast<bf16*>(home_of(heap, layout, *heap.mine<const MegaOrigin>(layout.origin(row))));
     if (task.source == MegaSource::shared_gemm2)
       shared.results[slot][i] = heap.mine<bf16>(layout.shared_slot(static_cast<int>(row)));
   }

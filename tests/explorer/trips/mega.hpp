@@ -18,6 +18,7 @@ struct MegaProblem {
   int block_rows = 1;
   int ring_blocks = 2;  ///< at least the lag, 1, and one more
   bool shared = false;
+  bool adds = false;        ///< results are added to their tokens' sums
   bool extra = false;       ///< every rank has one more expert, which all its own tokens choose
   bool alternates = false;  ///< every second call is of another layer, whose regions lie elsewhere
 };
@@ -111,25 +112,26 @@ class MegaCalls : public Scenario {
     // Its tables lie where the first one's rings and what is behind them lie.
     layouts_[1] = problem.alternates ? layout_of(problem.block_rows + 1, problem.ring_blocks + 1, false, 8) : layouts_[0];
     const auto most = [this](auto bytes) { return std::max(bytes(layouts_[0]), bytes(layouts_[1])); };
-    const Areas areas = place_areas(ranks(), most([](const MegaLayout& one) { return one.dispatch_bytes(); }),
-                                    most([](const MegaLayout& one) { return one.combine_bytes(); }), 0);
+    Areas areas = place_areas(ranks(), most([](const MegaLayout& one) { return one.dispatch_bytes(); }),
+                              most([](const MegaLayout& one) { return one.combine_bytes(); }), 0);
+    areas.mega_sums += align_up(most([](const MegaLayout& one) { return one.word_bytes(); }), 128);
+    areas.end = areas.mega_sums + align_up(most([](const MegaLayout& one) { return one.sum_bytes(); }), 128);
     for (MegaLayout& layout : layouts_) layout.areas = areas;
-    own_words_ = most([](const MegaLayout& one) { return one.word_bytes(); });
   }
 
   std::string name() const override {
-    return fmt::format("mega ({}, {} more dispatch, blocks of {}, {} in the ring{}{})", batches_.problem().name(),
+    return fmt::format("mega ({}, {} more dispatch, blocks of {}, {} in the ring{}{}{})", batches_.problem().name(),
                        problem_.dispatchers, problem_.block_rows, problem_.ring_blocks,
                        problem_.shared  ? ", shared expert"
                        : problem_.extra ? ", extra expert"
                                         : "",
-                       problem_.alternates ? ", two layers in turn" : "");
+                       problem_.adds ? ", results are added" : "", problem_.alternates ? ", two layers in turn" : "");
   }
   int ranks() const override { return batches_.problem().ranks; }
   int workers_a_rank() const override { return problem_.dispatchers + batches_.problem().workers; }
   int dispatchers() const override { return problem_.dispatchers; }
   bool live(int rank) const override { return batches_.live(rank); }
-  std::size_t part_bytes() const override { return layouts_[0].areas.mega_words + align_up(own_words_, 128); }
+  std::size_t part_bytes() const override { return layouts_[0].areas.end; }
   std::size_t poisoned() const override { return layouts_[0].areas.dispatch; }
   void begin() override { memory_.assign(static_cast<std::size_t>(ranks()), Memory(layouts_[0])); }
 
@@ -158,6 +160,7 @@ class MegaCalls : public Scenario {
     if (offset < areas.dispatch) return fmt::format("word {}", (offset - areas.words) / sizeof(Word));
     if (offset < areas.combine) return fmt::format("dispatch+{}", offset - areas.dispatch);
     if (offset < areas.mega_words) return fmt::format("slots+{}", offset - areas.combine);
+    if (offset >= areas.mega_sums) return fmt::format("sums+{}", offset - areas.mega_sums);
     return fmt::format("own word {}", (offset - areas.mega_words) / sizeof(Word));
   }
 
@@ -176,6 +179,7 @@ class MegaCalls : public Scenario {
     layout.returned = batches_.returned();
     layout.activated = layout.shared = {problem_.batches.hidden, Activation::fp8, {}};
     layout.has_shared = shared;
+    layout.adds = problem_.adds;
     layout.block_rows = block_rows;
     layout.ring_blocks = ring_blocks;
     return layout;
@@ -237,7 +241,6 @@ class MegaCalls : public Scenario {
   Batches batches_;
   std::vector<int> rank_of_, local_index_, experts_on_;  ///< the placement, extra experts included
   MegaLayout layouts_[2];
-  std::size_t own_words_ = 0;
   std::vector<Memory> memory_;
   std::vector<std::vector<bf16>> outputs_;
 };
