@@ -103,8 +103,10 @@ bool shapes_fit(const Tensor& gate_up, const Tensor& down, bool transposed) {
 std::unique_ptr<ExpertSource> find_fused_experts(TensorTable& table, const LayerNames& layer, const ModelConfig& config) {
   const std::string stem = layer.prefix + "experts.";
   refuse_other_fused_names(table, stem);
-  const Tensor& gate_up = find_fused(table, stem + "gate_up_proj");
-  const Tensor& down = find_fused(table, stem + "down_proj");
+  const std::string gate_up_name = stem + "gate_up_proj";
+  const std::string down_name = stem + "down_proj";
+  const Tensor& gate_up = find_fused(table, gate_up_name);
+  const Tensor& down = find_fused(table, down_name);
   const bool transposed = shapes_fit(gate_up, down, true);
   if (!transposed && !shapes_fit(gate_up, down, false)) {
     refuse(gate_up, fmt::format("is {} and down_proj is {}; [E, 2D, H] and [E, H, D], or [E, H, 2D] and [E, D, H] are expected",
