@@ -289,7 +289,7 @@ TEST(DocsWords, RegionsOfTheFusedLayerAreAsLargeAsItsPageSays) {
   EXPECT_NE(page.find("| `L R (4 C + 4)`, up to a multiple of 128 |"), std::string::npos);
   EXPECT_NE(page.find("| `P B (row + 12)`, up to a multiple of 128 |"), std::string::npos);
   EXPECT_NE(page.find("| `P B (pad16(D) + 4 ceil(D / 128))` with fp8 and ue8m0, up to a multiple of 128 |"), std::string::npos);
-  EXPECT_NE(page.find("| `C k back`, or `C (k + 1) back` |"), std::string::npos);
+  EXPECT_NE(page.find("| `C k back`, and `2 C H` |"), std::string::npos);
   EXPECT_NE(page.find("| `384 + 8 P (2 + ceil(D / 128))` |"), std::string::npos);
   MegaLayout layout;
   layout.shape = {7, 35, 5, 3, 11};
@@ -306,6 +306,12 @@ TEST(DocsWords, RegionsOfTheFusedLayerAreAsLargeAsItsPageSays) {
   layout.has_shared = true;
   layout.shared = layout.activated;
   EXPECT_EQ(layout.combine_bytes(), 11u * 4 * 384);
+  layout.returned.wire = Wire::nvfp4;
+  EXPECT_EQ(layout.combine_bytes(), 11u * 3 * layout.returned.row_bytes() + 11 * 384);
+  EXPECT_EQ(layout.sum_bytes(), 0u);
+  layout.adds = true;
+  EXPECT_EQ(layout.combine_bytes(), 11u * 384);
+  EXPECT_EQ(layout.sum_bytes(), 11u * 384);
 }
 
 TEST(DocsWords, SizesOfTheFusedLayerAreTheLayouts) {

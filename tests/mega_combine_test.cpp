@@ -69,19 +69,11 @@ TEST(MegaCombine, UpToTwoAddedResultsHaveTheBitsOfSlots) {
   }
 }
 
-/// Outputs of many cases and their references, by activation.
-struct Pool {
-  std::vector<bf16> outputs, reference;
-  void add(const std::vector<bf16>& more, const std::vector<bf16>& wanted) {
-    outputs.insert(outputs.end(), more.begin(), more.end());
-    reference.insert(reference.end(), wanted.begin(), wanted.end());
-  }
-};
-
-TEST(MegaCombine, AddedResultsMeetTheReference) {
+// Against slots, whose reference they have, too: nothing but the roundings of additions lies between.
+TEST(MegaCombine, MoreAddedResultsDifferByTheirRoundings) {
   const std::uint64_t seed = announced_seed();
-  Pool pools[2];
-  for (int i = 0; i < rounds(16); ++i) {
+  double most = 0;
+  for (int i = 0; i < rounds(16) && !HasFailure(); ++i) {
     Chance chance(seed + static_cast<std::uint64_t>(i));
     Case c = with_added_results(mega_case(seed + static_cast<std::uint64_t>(i), chance.between(1, 5)));
     if (c.layer.shared_kind == c.layer.kind && c.layer.shared_intermediate == c.layer.shape.intermediate && !c.gated_shared)
@@ -89,10 +81,15 @@ TEST(MegaCombine, AddedResultsMeetTheReference) {
     SyntheticLayer layer(c.layer);
     const LayerSource source = source_of(layer, c);
     const Tokens tokens = draw_tokens(c, c.seed);
-    pools[activation_of(c) == Activation::fp8 ? 0 : 1].add(run_layer(source, c, tokens).outputs, reference_of(source, c, tokens));
+    const std::vector<bf16> added = run_layer(source, c, tokens).outputs;
+    Case slots = c;
+    slots.options.combine = Combine::slots;
+    const Comparison comparison = compare(added, run_layer(source, slots, tokens).outputs);
+    EXPECT_LE(comparison.relative_error, error_of_additions(c.layer.shape.topk)) << text_of(c);
+    EXPECT_FALSE(comparison.has_nan_mismatch);
+    most = std::max(most, comparison.relative_error);
   }
-  EXPECT_LE(compare(pools[0].outputs, pools[0].reference).relative_error, 6e-3);
-  EXPECT_LE(compare(pools[1].outputs, pools[1].reference).relative_error, 4e-3);
+  EXPECT_GT(most, 1e-3) << "every addition rounds";
 }
 
 TEST(MegaCombine, AnInfinityStaysInItsToken) {

@@ -171,6 +171,7 @@ struct MegaLayout {
   // Sums, where results are added: a bf16 row an own token. An area of their own, since zeros are written before the announcement,
   // and what others add before the sum is read: in between, calls of other ways may still or already use the other areas.
   HEDDLE_HOST_DEVICE std::size_t sum(int token) const { return areas.mega_sums + size(token) * plain().row_bytes(); }
+  HEDDLE_HOST_DEVICE Stretch sums(int token) const { return {sum(token), plain().row_bytes()}; }
   HEDDLE_HOST_DEVICE std::size_t sum_bytes() const { return adds ? sum(shape.cap) - areas.mega_sums : 0; }
 
  private:

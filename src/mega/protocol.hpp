@@ -162,10 +162,9 @@ HEDDLE_PROTOCOL bool mega_sum(W& w, const MegaCall& call, SharedRows shared, bf1
     const auto ranks = side_by_side(w, topk, rank_of);                                  // looked up before anything is waited for
     const auto own_or_of = [&](int i) { return i == 0 ? heap.rank : rank_of(i - 1); };  // the own rank's are the shared expert's
     if (!mega_await_results(w, layout, topk + 1, own_or_of)) return false;
-    const Stretch slots = layout.slots(token);
+    const Stretch slots = layout.adds ? layout.sums(token) : layout.slots(token);
     const auto term = [&](int choice) {
-      if (layout.adds) return SumTerm{heap.template mine<std::byte>(layout.sum(token)), 1.0f};
-      if (ranks(choice) < 0) return SumTerm{};
+      if (!layout.adds && ranks(choice) < 0) return SumTerm{};
       return SumTerm{heap.template mine<std::byte>(slots.at(choice)), 1.0f};
     };
     LastTerm last = shared.of(static_cast<std::size_t>(token), static_cast<std::size_t>(layout.returned.hidden));

@@ -3,6 +3,7 @@
 // that an agreement between the two means something.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -66,5 +67,9 @@ struct Comparison {
 
 /// Compares a with b, the one that is trusted. Throws InputError if their lengths differ.
 Comparison compare(std::span<const bf16> a, std::span<const bf16> b);
+
+/// What results that are added where they arrive (Combine::add) may be further away than slots: each of k additions rounds a part
+/// of the sum to bf16 (docs/numerics.md).
+inline double error_of_additions(int topk) { return 2.5e-3 * std::sqrt((topk + 1) / 2.0); }
 
 }  // namespace heddle

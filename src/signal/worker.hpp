@@ -106,8 +106,7 @@ struct LastTerm {
 //   w.complete(ticket)         the copy has been done; w.complete_all(): all of this worker's, so they may be published
 //   w.clear(to, n)             n bytes of the heap, a multiple of 16, become 0
 //   w.add_values(to, from, n)  to[i] = bf16(to[i] + from[i]) for i < n, an even number, in the heap of any rank, each at once:
-//   others
-//                              may add to the same values at the same time, and nobody may read or write them otherwise
+//                              others may add to the same values meanwhile, and nobody may read or write them otherwise
 //   w.add_words(to, from, n)   to += from over n bytes of 32-bit integers
 //   w.publish(word, value)     every earlier write of this worker, then one release store at system scope
 //   w.acquire(word, name, v)   waits until the word carries this epoch, then v = its value (acquire)

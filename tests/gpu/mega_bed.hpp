@@ -20,6 +20,7 @@ inline Case fused_case(int ranks, WeightKind kind) {
 /// The slots chain with the same weights and options.
 inline Case chain_of(Case c) {
   c.take({Way::low_latency, Reduce::rank});
+  c.options.combine = Combine::slots;
   return c;
 }
 

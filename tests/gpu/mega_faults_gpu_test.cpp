@@ -299,7 +299,11 @@ TEST(MegaFaultsGpu, WhatTheKernelDoesNotComputeIsRefusedByName) {
     expect_parts(changed(WeightKind::mxfp4, with_wire(wire)), {"wire", "take", "fp8"});
   for (const Wire wire : {Wire::fp8, Wire::nvfp4})
     expect_parts(changed(WeightKind::bf16, with_wire(wire)), {"wire", "take", "bf16"});
-  expect_parts(changed(WeightKind::mxfp4, [](LayerOptions& o) { o.combine_wire = Wire::fp8; }), {"take combine_wire = bf16"});
+  const auto added_and_quantised = [](LayerOptions& o) {
+    o.combine = Combine::add;
+    o.combine_wire = Wire::fp8;
+  };
+  expect_parts(changed(WeightKind::mxfp4, added_and_quantised), {"take combine_wire = bf16, or combine = slots"});
   expect_parts(changed(WeightKind::mxfp4, [](LayerOptions& o) { o.weight_at = WeightAt::combine; }),
                {"take weight_at = activation"});
   expect_parts(changed(WeightKind::mxfp4, [](LayerOptions& o) { o.block_rows = 12; }), {"multiples of 8 from 8 to 256"});

@@ -55,6 +55,14 @@ void add_layer(CLI::App& command, MegaArguments& a) {
       ->expected(0, 4)
       ->default_str("inside")
       ->group(layer);
+  command
+      .add_option(
+          "--combine", a.combines,
+          "what becomes of the fused layer's results: slots, slots in fp8 or nvfp4 (compared with low_latency of that wire), "
+          "or add: they are added where they arrive")
+      ->delimiter(',')
+      ->group(layer)
+      ->capture_default_str();
   command.add_option("--shared-weights", a.shared_weights, "another kind of its weights")->group(layer);
 }
 
@@ -127,6 +135,7 @@ void check_arguments(const MegaArguments& a) {
   }
   one_of("--way", a.ways, {"gather", "low_latency", "elastic", "one_sided", "auto", "none"});
   one_of("--shared", a.shared, {"inside", "module", "extra", "none"});
+  one_of("--combine", a.combines, {"slots", "fp8", "nvfp4", "add"});
   at_least_one("--tokens", a.tokens);
   at_least_one("--calls", {a.calls});
   at_least_one("--replays", {a.replays});

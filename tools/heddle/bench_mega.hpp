@@ -22,6 +22,8 @@ struct MegaArguments {
   /// Where the fused layer runs the model's shared expert, one measurement each: inside, module, extra, none. Empty: the layer has
   /// none.
   std::vector<std::string> shared;
+  /// What becomes of the fused layer's results, one measurement each: slots, slots of fp8 or nvfp4, add.
+  std::vector<std::string> combines{"slots"};
   std::string shared_weights;  ///< empty: as the model has them
   std::string routing = "uniform", trace;
   int trace_layer = 0, trace_step = 0, trace_expand = 1;

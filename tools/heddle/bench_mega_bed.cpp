@@ -30,6 +30,8 @@ LayerOptions options_of(const LayerWay& way, int tokens) {
   LayerOptions options;
   options.way = way.way;
   options.shared = way.shared;
+  options.combine_wire = way.combine_wire;
+  options.combine = way.combine;
   options.cap = tokens;
   options.automatic.table = way.table;
   return options;

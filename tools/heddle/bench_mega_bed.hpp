@@ -41,11 +41,13 @@ struct MegaLoad {
 };
 MegaLoad load_of(const MegaShape& layer, const Batch& batch);
 
-/// A way and, of the fused layer, where its shared expert runs.
+/// A way and, of the fused layer, where its shared expert runs and what becomes of results.
 struct LayerWay {
   Way way = Way::mega;
   SharedMode shared = SharedMode::alone;
   bool inside = true;
+  Wire combine_wire = Wire::bf16;
+  Combine combine = Combine::slots;
   std::shared_ptr<const TuningTable> table = nullptr;  ///< of way auto; null: the shipped one
 };
 

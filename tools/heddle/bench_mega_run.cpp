@@ -8,10 +8,12 @@
 #include "bench_experts_kernels.hpp"
 #include "bench_kernels.hpp"
 #include "bench_machine.hpp"
+#include "bench_mega_outputs.hpp"
 #include "group/cuda_driver.hpp"
 #include "heddle/error.hpp"
 #include "heddle/plan.hpp"
 #include "heddle/version.hpp"
+#include "reference/reference.hpp"
 #include "words.hpp"
 
 namespace heddle::tool {
@@ -32,16 +34,19 @@ std::string column(const Json& entry, const char* field, int width, int digits) 
   return fmt::format("{:>{}.{}f}", number(entry, field), width, digits);
 }
 
-std::size_t different(const std::vector<std::vector<bf16>>& a, const std::vector<std::vector<bf16>>& b) {
-  std::size_t count = 0;
-  for (std::size_t rank = 0; rank < a.size(); ++rank) {
-    for (std::size_t i = 0; i < a[rank].size(); ++i) count += a[rank][i].bits != b[rank][i].bits ? 1 : 0;
-  }
-  return count;
-}
-
 LayerWay fused_way(const std::string& place) {
   return {Way::mega, place == "extra" ? SharedMode::extra : SharedMode::alone, place != "module"};
+}
+
+/// The fused layer with another combine than slots in bf16.
+LayerWay combined_way(const std::string& combine) {
+  LayerWay way{Way::mega};
+  if (combine == "add") {
+    way.combine = Combine::add;
+  } else {
+    way.combine_wire = wires.at(combine);
+  }
+  return way;
 }
 
 }  // namespace
@@ -60,6 +65,9 @@ std::vector<LayerWay> MegaRun::ways() const {
     }
   }
   for (const std::string& place : a_.shared) all.push_back(fused_way(place));
+  for (const std::string& combine : a_.combines) {
+    if (combine != "slots") all.push_back(combined_way(combine));
+  }
   return all;
 }
 
@@ -96,6 +104,7 @@ Json MegaRun::entry_of(const Size& size, const std::string& way) const {
           {"shared", size.layer.shared_kind ? Json(word_of(kinds, *size.layer.shared_kind)) : Json()},
           {"way", way},
           {"shared_place", Json()},
+          {"combine", Json()},
           {"tokens", size.tokens},
           {"routing", size.routing},
           {"touched", size.load.touched},
@@ -147,6 +156,9 @@ std::vector<std::vector<bf16>> MegaRun::right(Size& size, const Variant& variant
                   "outputs");
     }
     if (!variant.is_fused() || size.expected.empty()) return outputs;
+    if (!size.unquantised.empty()) entry["error_of_slots"] = relative_error(outputs, size.unquantised);
+    if (variant.way.combine == Combine::add && number(entry, "error_of_slots") <= error_of_additions(size.source.shape.topk))
+      return outputs;
     const std::size_t off = different(outputs, size.expected);
     entry["equals_low_latency"] = off == 0;
     if (off == 0) return outputs;
@@ -272,6 +284,11 @@ void MegaRun::add_copies(const Size& size, int copies, Json& entry) const {
 void MegaRun::way(Size& size, const Variant& variant) {
   Json fresh = entry_of(size, variant.is_fused() ? "mega" : variant.name);
   if (!variant.place.empty()) fresh["shared_place"] = variant.place;
+  if (variant.is_fused()) {
+    const ExchangeMemory memory = memory_of(size.source, a_.ranks, {variant.way}, size.tokens);
+    fresh["combine"] = variant.combine;
+    fresh["buffer_bytes"] = memory.dispatch + memory.combine + memory.mega_words + memory.mega_sums;
+  }
   attempt(rows_, fresh, label_of(size, variant.name), [&] {
     Json entry = fresh;
     try {
@@ -284,13 +301,13 @@ void MegaRun::way(Size& size, const Variant& variant) {
 }
 
 /// Outputs to compare with, where low_latency is not among the chains that are timed.
-void MegaRun::reference(Size& size) {
+void MegaRun::reference(Size& size, const LayerWay& way) {
   const std::string name = "low_latency";
   const Json fresh = entry_of(size, name);
   attempt(rows_, fresh, label_of(size, name), [&] {
     Json entry = fresh;
     begin(size, "the outputs of " + name);
-    const Variant variant{name, "", {Way::low_latency}};
+    const Variant variant{name, "", way};
     MegaBed bed(lanes_, size.batch, size.source, variant.way, size.tokens, size.memory, 1);
     size.batch.poison_outputs();
     bed.call(0, false, give_up_);
@@ -318,6 +335,17 @@ void MegaRun::without_shared(const Size& size) {
   fused(bare, "none");
 }
 
+/// With the bits of low_latency with the same wire; results that are added have some order's.
+void MegaRun::combined(const Size& size, const std::string& combine) {
+  Size other = size;
+  other.unquantised = size.expected;
+  const LayerWay fused = combined_way(combine);
+  LayerWay chain = fused;
+  chain.way = Way::low_latency;
+  if (combine != "add") reference(other, chain);
+  way(other, {"mega " + combine, "", fused, combine});
+}
+
 double MegaRun::floor_of(const Size& size) const {
   return 1e6 * std::max(size.load.weight_bytes / (1e12 * a_.stream_tbps), size.load.operations / tensor_rate(size.layer.kind));
 }
@@ -343,6 +371,9 @@ void MegaRun::size(const MegaShape& shape, const LayerSource& drawn, int tokens)
   if (!shape.shared_kind) fused(size, "");
   for (const std::string& place : a_.shared) place == "none" ? without_shared(size) : fused(size, place);
   if (std::find(a_.ways.begin(), a_.ways.end(), "auto") != a_.ways.end()) way(size, {"auto", "", automatic()});
+  for (const std::string& combine : a_.combines) {
+    if (combine != "slots") combined(size, combine);
+  }
 }
 
 void MegaRun::layer(const MegaShape& shape) {

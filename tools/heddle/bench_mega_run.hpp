@@ -31,6 +31,7 @@ class MegaRun {
     std::string name;   ///< in the table
     std::string place;  ///< of the fused layer's shared expert, empty without a choice
     LayerWay way;
+    std::string combine = "slots";
 
     bool is_fused() const { return way.way == Way::mega; }
     bool is_auto() const { return way.way == Way::automatic; }
@@ -47,7 +48,8 @@ class MegaRun {
     double floor_us = 0;
     double stream_us = 0;  ///< 0: not measured
     int copies = 1;
-    std::vector<std::vector<bf16>> expected = {};  ///< low_latency's outputs by rank; empty: there are none
+    std::vector<std::vector<bf16>> expected = {};     ///< low_latency's outputs by rank; empty: there are none
+    std::vector<std::vector<bf16>> unquantised = {};  ///< those of bf16 slots, where another combine is measured
     std::string best_chain = {};
     double best_us = 0;
     std::string fastest = {};  ///< of all, the fused layer among them
@@ -58,11 +60,12 @@ class MegaRun {
   void layer(const MegaShape& shape);
   void size(const MegaShape& shape, const LayerSource& source, int tokens);
   void stream(Size& size);
-  void reference(Size& size);
+  void reference(Size& size, const LayerWay& way = {Way::low_latency});
   void way(Size& size, const Variant& variant);
   void measure(Size& size, const Variant& variant, Json& entry);
   void fused(Size& size, const std::string& place);
   void without_shared(const Size& size);
+  void combined(const Size& size, const std::string& combine);
   /// Outputs of the last call by rank; empty, after a line, if they are wrong.
   std::vector<std::vector<bf16>> right(Size& size, const Variant& variant, Json& entry, const char* when);
   std::vector<double> time(MegaBed& bed, int calls);

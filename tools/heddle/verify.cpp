@@ -46,8 +46,12 @@ bool has_fixed_bits(const LayerOptions& options) { return options.combine == Com
 /// Bounds of docs/numerics.md, "What must agree". What the page pools has a wider one here, where there is one batch only: in a
 /// few tokens a group that takes another scale weighs much, of a row on its way back or, since tensor cores keep about 14 bits of
 /// an fp8 sum, of activations on a GPU.
-double bound_of(const Inputs& inputs, const LayerOptions& options) {
+double bound_of(const Inputs& inputs, LayerOptions options) {
   constexpr double of_few_tokens = 4e-2;
+  if (options.combine == Combine::add) {
+    options.combine = Combine::slots;
+    return bound_of(inputs, options) + error_of_additions(inputs.source.shape.topk);
+  }
   const LayerShape& shape = inputs.source.shape;
   const bool is_small = static_cast<double>(inputs.tokens()) * shape.topk * shape.intermediate < 1 << 17;
   const bool has_few_outputs = static_cast<double>(inputs.tokens()) * shape.hidden < 1 << 15;
@@ -62,7 +66,7 @@ bool is_fusable(const Inputs& inputs) {
   const LayerOptions& options = inputs.options;
   if (options.weight_at != WeightAt::activation) return false;
   if (inputs.gpus == 0) return true;
-  if (inputs.host_experts || options.combine_wire != Wire::bf16) return false;
+  if (inputs.host_experts) return false;
   const WeightKind kind = inputs.source.kind;
   const Activation activation = activation_of(kind, options);
   const bool is_fp8 = kind == WeightKind::mxfp4 || kind == WeightKind::fp8_block;

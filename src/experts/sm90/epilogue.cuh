@@ -26,15 +26,22 @@ struct MathThread {
   __device__ int token() const { return thread % warp_threads % 4 * 2; }  ///< of the eight of a group, and the next
 };
 
+/// What becomes of results where they go: they are stored. Two neighbours of a row, or eight.
+struct StoreResults {
+  __device__ void pair(bf16* to, std::uint32_t values) const { *reinterpret_cast<std::uint32_t*>(to) = values; }
+  __device__ void eight(bf16* to, const uint4& values) const { *reinterpret_cast<uint4*>(to) = values; }
+};
+
 /// Two weight rows of a token, the pairs of tokens of a fragment transposed in registers into pairs of rows.
-__device__ inline void store_eight(bf16* row, int low, int high, const float* sum, bool real) {
+template <class Put>
+__device__ inline void put_eight(bf16* row, int low, int high, const float* sum, bool real, const Put& put) {
   std::uint32_t first;
   std::uint32_t second;
   cute::SM75_U32x1_MOVM_T::copy(ptx::to_bf16_pair(sum[0], sum[1]), first);
   cute::SM75_U32x1_MOVM_T::copy(ptx::to_bf16_pair(sum[2], sum[3]), second);
   if (!real) return;
-  *reinterpret_cast<std::uint32_t*>(row + low) = first;
-  *reinterpret_cast<std::uint32_t*>(row + high) = second;
+  put.pair(row + low, first);
+  put.pair(row + high, second);
 }
 
 /// Where a product's results go: rows behind each other from a first one, or each where the map says.
@@ -59,10 +66,10 @@ class MappedRows {
   bf16* begin_;
 };
 
-/// Stores sums as bf16 rows, to where `rows` says. second: as ResultStore's.
-template <class Shape, int tokens, class Rows>
+/// Puts sums as bf16 rows to where `rows` says. second: as ResultStore's.
+template <class Shape, int tokens, class Rows, class Put = StoreResults>
 __device__ __forceinline__ void store_results(const Rows& rows, int second, const WeightPlan& plan, const Task& task,
-                                              const MathThread& me, const Sums<Shape, tokens>& sums) {
+                                              const MathThread& me, const Sums<Shape, tokens>& sums, const Put& put = {}) {
   const int tile_has = plan.slabs_of(task.tile);
 #pragma unroll
   for (int i = 0; i < tokens / 8; ++i) {
@@ -74,7 +81,7 @@ __device__ __forceinline__ void store_results(const Rows& rows, int second, cons
       if (me.first_slab + slab >= tile_has) continue;  // the same for the whole warpgroup
       const int slab_row = (task.tile * tile_slabs + me.first_slab + slab) * slab_rows + 16 * me.warp();
       const int low = plan.source_row(slab_row) + me.token();
-      store_eight(row, low, plan.paired ? second + low : low + 8, sums.slab[slab] + 4 * i, real);
+      put_eight(row, low, plan.paired ? second + low : low + 8, sums.slab[slab] + 4 * i, real, put);
     }
   }
 }

@@ -9,6 +9,7 @@
 
 #include "experts/activation/group.cuh"
 #include "experts/sm90/call.hpp"
+#include "experts/sm90/epilogue.cuh"
 #include "experts/sm90/large_mainloop.cuh"
 #include "experts/sm90/shared.cuh"
 #include "experts/sm90/tasks.hpp"
@@ -43,15 +44,20 @@ class StagedRows {
   int lane_;
 };
 
-/// Stores sums as bf16 rows.
-template <class Shape, int pieces>
+/// Puts sums as bf16 rows.
+template <class Shape, int pieces, class Put = StoreResults>
 class LargeStore {
  public:
   /// row_of(token): where the results of a token of the task go. second: as ResultStore's.
   template <class RowOf>
   __device__ LargeStore(Shared<Shape>& shared, const RowOf& row_of, int second, const WeightPlan& plan, const Task& task,
-                        const LargePosition& me)
-      : staged_(shared, me), plan_(plan), me_(me), first_slab_(task.tile * tile_slabs), tile_has_(plan.slabs_of(task.tile)) {
+                        const LargePosition& me, const Put& put = {})
+      : staged_(shared, me),
+        plan_(plan),
+        me_(me),
+        put_(put),
+        first_slab_(task.tile * tile_slabs),
+        tile_has_(plan.slabs_of(task.tile)) {
     second_ = second;
     any_ = me.first_of_warp() < task.rows;
 #pragma unroll
@@ -97,13 +103,14 @@ class LargeStore {
                                     ptx::to_bf16_pair(high[0], high[1]), ptx::to_bf16_pair(high[2], high[3]), to);
     }
     staged_.take([&](int half, int at, const uint4& value) {
-      if (row_[half] != nullptr) *reinterpret_cast<uint4*>(row_[half] + column + at / 2) = value;
+      if (row_[half] != nullptr) put_.eight(row_[half] + column + at / 2, value);
     });
   }
 
   StagedRows<Shape> staged_;
   const WeightPlan& plan_;
   const LargePosition& me_;
+  [[no_unique_address]] Put put_;
   int first_slab_;
   int tile_has_;
   int second_;

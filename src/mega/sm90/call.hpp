@@ -26,7 +26,8 @@ struct MegaAnnounceCall : DeviceCall {
   MegaLayout layout;
 };
 const void* mega_announce_kernel();
-const void* mega_sum_kernel();
+/// Of slots in the format of `returned`.
+const void* mega_sum_kernel(Wire returned);
 
 struct MegaKernelCall : DeviceCall {
   MegaLayout layout;

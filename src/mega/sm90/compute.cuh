@@ -1,8 +1,11 @@
 // The math warpgroups: products by the tile engine, and what becomes of their sums.
 #pragma once
 
+#include <type_traits>
+
 #include "experts/sm90/compute.cuh"
 #include "experts/sm90/large_compute.cuh"
+#include "mega/sm90/large_wire.cuh"
 #include "mega/sm90/tasks.cuh"
 
 namespace heddle::sm90 {
@@ -18,6 +21,26 @@ class SlotRows {
 
  private:
   bf16* const* rows_;
+};
+
+/// What becomes of results at home: they are stored in slots, or added to their token's sum. A shared expert's are always stored.
+struct PutResults {
+  bool adds;
+
+  __device__ void pair(bf16* to, std::uint32_t values) const {
+    if (adds) {
+      ptx::add_bf16_pair_system(to, values);
+    } else {
+      StoreResults().pair(to, values);
+    }
+  }
+  __device__ void eight(bf16* to, const uint4& values) const {
+    if (adds) {
+      ptx::add_bf16_eight_system(to, values);
+    } else {
+      StoreResults().eight(to, values);
+    }
+  }
 };
 
 /// Where GEMM 1 leaves activations. Rows' weights lie in the task's slot, by their number in the task.
@@ -90,9 +113,24 @@ struct MegaMath {
     if (task.is_gemm1()) {
       const ActivatedStore store = store_of(shared, task, tasks.slot());
       ActivationEpilogue<Engine, tokens>(engine, store, weights.plan, task.task, me).run(sums);
-    } else if (!shared.has_stopped()) {
-      store_results<Engine, tokens>(SlotRows<Shape>(shared, tasks.slot()), 0, weights.plan, task.task, me, sums);
+    } else {
+      leave_results<tokens>(task, weights.plan, sums);
     }
+  }
+
+  template <int tokens>
+  __device__ __forceinline__ void leave_results(const KernelTask& task, const WeightPlan& plan,
+                                                const Sums<Engine, tokens>& sums) const {
+    const bool stores = !shared.has_stopped();
+    const SlotRows<Shape> rows(shared, tasks.slot());
+    const bool travels = !task.is_shared();
+    if constexpr (std::is_same_v<Engine, Shape>) {  // another engine is the shared expert's
+      if (travels && call.layout.returned.wire != Wire::bf16) {
+        WireStore<Engine, tokens>(shared.engine, call.layout.returned, plan, task.task, me, stores).run(rows, sums);
+        return;
+      }
+    }
+    if (stores) store_results<Engine, tokens>(rows, 0, plan, task.task, me, sums, PutResults{travels && call.layout.adds});
   }
 };
 
@@ -154,7 +192,16 @@ __device__ __forceinline__ void compute_large(MegaShared<Shape>& shared, const M
     activation.fetch_weights();
     activation.run(sums, turn);
   } else if (!shared.has_stopped()) {
-    LargeStore<Engine, pieces>(engine, SlotRows<Shape>(shared, slot), 0, plan, task.task, me).run(sums);
+    const SlotRows<Shape> rows(shared, slot);
+    const bool travels = !task.is_shared();
+    if constexpr (std::is_same_v<Engine, Shape>) {  // another engine is the shared expert's
+      if (travels && call.layout.returned.wire != Wire::bf16) {
+        LargeWireStore<Engine, pieces>(engine, rows, call.layout.returned, plan, task.task, me).run(sums);
+        return;
+      }
+    }
+    const PutResults put{travels && call.layout.adds};
+    LargeStore<Engine, pieces, PutResults>(engine, rows, 0, plan, task.task, me, put).run(sums);
   }
 }
 

@@ -25,9 +25,6 @@ std::size_t size(int value) { return static_cast<std::size_t>(value); }
 
 /// What the kernel does not compute, and what to take instead.
 void check_arithmetic(const ExchangeOptions& options, WeightKind kind) {
-  if (options.combine_wire != Wire::bf16)
-    refuse("results travel as bf16, straight from the product into their slots; take combine_wire = bf16");
-  if (options.combine == Combine::add) refuse("results wait in slots; take combine = slots");
   if (sm90::find_mega_kernel(kind, kind, RowBlocks::small).function == nullptr) {
     refuse(fmt::format("{} weights have no fused kernel, mxfp4, fp8 block and bf16 have; take way = low_latency",
                        kind == WeightKind::nvfp4 ? "nvfp4" : "mxfp8"));
@@ -92,7 +89,7 @@ DeviceMega::DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const Exchan
   }
   if (weights_.routed.empty()) load_weights(weights);
   prepare(sm90::mega_announce_kernel());
-  prepare(sm90::mega_sum_kernel());
+  prepare(sm90::mega_sum_kernel(options_.combine_wire));
   int sms = 0;
   check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device()), "number of SMs");
   const int wanted = device_options.exchange.sms > 0 ? std::min(device_options.exchange.sms, sms) : sms;
@@ -241,7 +238,7 @@ void DeviceMega::run(std::span<const DeviceOutput> outputs, DeviceStream stream)
   void* arguments[] = {&call};
   check(cudaLaunchKernelExC(&config, variant.kernel.function, arguments), "launch of the fused kernel");
   trace::name_launches("sum");
-  launch(sm90::mega_sum_kernel(), &announce_, {false, true, true, true}, stream);
+  launch(sm90::mega_sum_kernel(options_.combine_wire), &announce_, {false, true, true, true}, stream);
 }
 
 }  // namespace heddle

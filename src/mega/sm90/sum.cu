@@ -5,7 +5,7 @@ namespace heddle::sm90 {
 
 namespace {
 
-/// A worker that works out once where the rows of a sum are, a lane each, and not again for every few columns.
+/// A worker that works out once where the bf16 rows of a sum are, a lane each, and not again for every few columns.
 class SumWorker : public DeviceWorker<RowMover::plain, SpreadCta> {
  public:
   using DeviceWorker::DeviceWorker;
@@ -68,11 +68,12 @@ class SumWorker : public DeviceWorker<RowMover::plain, SpreadCta> {
 };
 
 /// Behind the fused kernel, whose warps have few registers left for it. It may be launched before that one has ended.
+template <class W>
 __global__ void __launch_bounds__(threads_a_cta, 1) sum(const __grid_constant__ MegaAnnounceCall call) {
   ptx::wait_for_earlier_kernels();
   ptx::let_next_kernel_launch();
   extern __shared__ std::byte memory[];
-  SumWorker w(call.team, CallPart::combine, memory, call.squad_bytes);
+  W w(call.team, CallPart::combine, memory, call.squad_bytes);
   if (!w.live(w.heap().rank) || !w.begin()) return;
   const trace::WarpLane lane(trace::trace_of(call.team), trace::Role::worker, w.squad_index());
   const trace::WarpSpan span(trace::Kind::sum);
@@ -85,6 +86,9 @@ __global__ void __launch_bounds__(threads_a_cta, 1) sum(const __grid_constant__ 
 
 }  // namespace
 
-const void* mega_sum_kernel() { return reinterpret_cast<const void*>(&sum); }
+const void* mega_sum_kernel(Wire returned) {
+  return returned == Wire::bf16 ? reinterpret_cast<const void*>(&sum<SumWorker>)
+                                : reinterpret_cast<const void*>(&sum<DeviceWorker<RowMover::any, SpreadCta>>);
+}
 
 }  // namespace heddle::sm90
