@@ -1,5 +1,9 @@
 """DeepEP's calls over heddle.Exchange, in the order in which engines make them, against heddle.reference."""
 
+import subprocess
+import sys
+import tempfile
+import threading
 import unittest
 
 import adapted
@@ -326,6 +330,65 @@ class DeepEP(unittest.TestCase):
         elsewhere = adapted.torch.empty((4, HIDDEN), dtype=adapted.torch.bfloat16, device="meta")
         with self.assertRaisesRegex(heddle.InputError, "x: expected host memory, got meta: .*heddle.device has whole layers"):
             buffer.low_latency_dispatch(elsewhere, Batch(0, 4).ids, MOST, EXPERTS)
+
+
+# Two processes as torchrun starts them; every expert gives back what it gets.
+LAUNCHED = """
+import torch
+from heddle.adapters.deepep import Buffer, ElasticBuffer
+torch.distributed.init_process_group("gloo")
+group = torch.distributed.group.WORLD
+x = torch.full((3, 64), float(group.rank() + 1), dtype=torch.bfloat16)
+ids, weights = torch.tensor([[0, 3]] * 3), torch.full((3, 2), 0.5)
+buffer = Buffer(group)
+rows, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, 4, 4, use_fp8=False)
+assert torch.equal(buffer.low_latency_combine(rows, ids, weights, handle)[0], x)
+elastic = ElasticBuffer(group, num_max_tokens_per_rank=4)
+rows, _, _, handle, _ = elastic.dispatch(x, ids, weights, num_experts=4, do_expand=True)
+assert torch.equal(elastic.combine(rows, handle)[0], 2 * x)
+torch.distributed.destroy_process_group()
+"""
+
+
+class Groups(unittest.TestCase):
+    @unittest.skipIf(adapted.torch is None, "torch is not here")
+    def test_a_process_group_of_torch(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".py") as program:
+            program.write(LAUNCHED)
+            program.flush()
+            command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", program.name]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_a_communicator(self):
+        """As mpi4py's, of two threads."""
+        told, meeting, seen = [], threading.Barrier(2), {}
+
+        class Communicator:
+            def __init__(self, rank):
+                self.rank = rank
+
+            def Get_rank(self):
+                return self.rank
+
+            def Get_size(self):
+                return 2
+
+            def bcast(self, name):
+                if self.rank == 0:
+                    told.append(name)
+                meeting.wait()
+                return told[0]
+
+        def main(rank):
+            seen[rank] = Buffer(None, comm=Communicator(rank)).rank
+
+        threads = [threading.Thread(target=main, args=(rank,)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(seen, {0: 0, 1: 1})
 
 
 if __name__ == "__main__":
