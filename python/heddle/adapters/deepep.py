@@ -8,7 +8,7 @@ nothing. Experts lie contiguous, num_experts / ranks on each rank. Errors are he
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy
@@ -40,6 +40,7 @@ from heddle.planning import PlanRequest, plan
 __all__ = ["Buffer", "Config", "EPHandle", "ElasticBuffer", "EventHandle", "EventOverlap", "Handle", "LowLatencyHandle"]
 
 SMALLEST_CAP = 128
+"""Tokens a rank, of way normal."""
 
 
 def _none_here(name: str, why: str) -> NoReturn:
@@ -109,6 +110,7 @@ class Buffer:
         self.group = group if group is not None else comm
         self._group = joined(group, comm)
         self._trips = Trips(self._group)
+        self._cap = SMALLEST_CAP  # of way normal, the same on all ranks; grows with their batches
         self.rank, self.group_size = self._group.rank, self._group.ranks
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode, self.explicitly_destroy, self.enable_shrink = low_latency_mode, explicitly_destroy, enable_shrink
@@ -117,9 +119,10 @@ class Buffer:
         """Gives the memory back. A later call makes exchanges anew."""
         self._trips.clear()
 
-    def reset(self) -> None:
-        """Collective, not DeepEP's: ends all trips, after a FaultError or instead of their combines."""
-        self._trips.reset()
+    def reset(self, live: Sequence[bool] | None = None) -> None:
+        """Not DeepEP's: ends all trips, after a FaultError or instead of their combines. Collective of the ranks that go on; live:
+        as Workspace.reset's."""
+        self._trips.reset(live)
 
     @staticmethod
     def is_sm90_compiled() -> bool:
@@ -241,10 +244,11 @@ class Buffer:
     def _start(self, rows: Rows, ids: Any, weights: Any, experts: int) -> Trip:
         """The ranks first tell each other their tokens: DeepEP's calls have no bound, the exchange needs one."""
         most = max(int(tokens) for tokens in self._group.exchange(str(len(ids)), "tokens of a dispatch") if tokens)
-        cap = max(SMALLEST_CAP, 1 << max(most - 1, 0).bit_length())
-        self._trips.forget("normal", cap)
+        if most > self._cap:
+            self._cap = 1 << (most - 1).bit_length()
+            self._trips.forget("normal", self._cap)
         options = ExchangeOptions(
-            hidden=rows.hidden, experts=experts, topk=int(ids.shape[1]), cap=cap, way="normal", arrived="routed"
+            hidden=rows.hidden, experts=experts, topk=int(ids.shape[1]), cap=self._cap, way="normal", arrived="routed"
         )
         return self._trips.start(options, rows.sent, ids, weights, Step(most, "prefill"))
 
@@ -300,7 +304,7 @@ class Buffer:
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Collective: ends all low-latency trips. Never needed between normal and low-latency calls, whose memory is apart."""
-        self._trips.reset("low_latency")
+        self._trips.end("low_latency")
 
     def low_latency_dispatch(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -116,9 +117,10 @@ class ElasticBuffer:
         """Gives the memory back. A later call makes exchanges anew."""
         self._trips.clear()
 
-    def reset(self) -> None:
-        """Collective, not DeepEP's: ends all trips, after a FaultError or instead of their combines."""
-        self._trips.reset()
+    def reset(self, live: Sequence[bool] | None = None) -> None:
+        """Not DeepEP's: ends all trips, after a FaultError or instead of their combines. Collective of the ranks that go on; live:
+        as Workspace.reset's."""
+        self._trips.reset(live)
 
     @staticmethod
     def get_buffer_size_hint(

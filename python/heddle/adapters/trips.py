@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -54,41 +55,62 @@ class Trip:
 
 
 class Trips:
-    """The exchanges of one rank, by what they were made with. All ranks make the same calls, so all take the same ones."""
+    """The exchanges of one rank, by what they were made with. All ranks make the same calls, so all take the same ones. Collective
+    to make: a small exchange comes first, by which ranks can meet again after a fault however far each had come."""
 
     def __init__(self, group: _core.Group) -> None:
         self.group = group
-        self._exchanges: dict[ExchangeOptions, list[Exchange]] = {}
+        self._meeting = Exchange(group, ExchangeOptions(hidden=64, experts=group.ranks, topk=1, cap=1))
+        self._made: dict[int, Exchange] = {}  # numbered as all ranks made them
+        self._next = 0
         self._under_way: list[Trip] = []
 
     def start(self, options: ExchangeOptions, hidden: Any, ids: Any, weights: Any, step: Step) -> Trip:
         """Collective. Makes an exchange if those with these options are under way."""
         self._under_way = [trip for trip in self._under_way if not trip.over]
-        made = self._exchanges.setdefault(options, [])
+        made = [exchange for exchange in self._made.values() if exchange.options == options]
         idle = [exchange for exchange in made if not any(trip.uses(exchange) for trip in self._under_way)]
         if not idle and len(made) == MOST_TRIPS:
             raise InputError(f"{MOST_TRIPS} dispatches of way {options.way} have no combine yet: combine one before the next dispatch")
         if not idle:
-            made.append(Exchange(self.group, options))
-            idle = made[-1:]
+            idle = [Exchange(self.group, options)]
+            self._made[self._next] = idle[0]
+            self._next += 1
         trip = Trip(idle[0], hidden, ids, weights, step)
         self._under_way.append(trip)
         return trip
 
     def forget(self, way: str, cap: int) -> None:
-        """Gives back the exchanges of a way that are made for another cap, except those under way."""
-        self._exchanges = {key: made for key, made in self._exchanges.items() if key.way != way or key.cap == cap}
+        """Lets go of the exchanges of a way that are made for another cap; trips under way keep theirs."""
+        self._made = {
+            number: exchange
+            for number, exchange in self._made.items()
+            if exchange.options.way != way or exchange.options.cap == cap
+        }
 
-    def reset(self, way: str | None = None) -> None:
-        """Collective: ends all trips of a way (None: of every way), after a fault as well."""
-        for options, made in self._exchanges.items():
-            for exchange in made if way in (None, options.way) else []:
+    def end(self, way: str) -> None:
+        """Collective: ends all trips of a way."""
+        for exchange in self._made.values():
+            if exchange.options.way == way:
                 for trip in self._under_way:
                     trip.over = trip.over or trip.uses(exchange)
                 exchange.reset()
 
+    def reset(self, live: Sequence[bool] | None = None) -> None:
+        """Collective of those that go on: ends all trips, after a fault as well. Exchanges that not all ranks have made go."""
+        for trip in self._under_way:
+            trip.over = True
+        self._meeting.reset(live)
+        told = self.group.exchange(" ".join(["made", *map(str, self._made)]), "exchanges to keep")
+        numbers = [{int(number) for number in text.split()[1:]} for text in told if text]
+        kept = sorted(set.intersection(*numbers))
+        self._made = {number: self._made[number] for number in kept}
+        self._next = max((number + 1 for of_one in numbers for number in of_one), default=0)
+        for exchange in self._made.values():
+            exchange.reset()
+
     def clear(self) -> None:
-        self._exchanges, self._under_way = {}, []
+        self._made, self._under_way = {}, []
 
 
 class Rows:
