@@ -1,0 +1,193 @@
+"""Round trips as other systems make them: exchanges made when the first call tells their sizes, and several trips under way."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+
+from heddle import _core
+from heddle.adapters.tensors import column_major, lend
+from heddle.errors import InputError
+from heddle.exchange import Arrived, Exchange, ExchangeOptions
+from heddle.group import join
+from heddle.options import Step
+
+MOST_TRIPS = 2
+"""Trips of one kind that may be under way at once: what overlaps two halves of a batch needs."""
+
+
+def joined(group: Any, comm: Any = None, deadline: float = 30.0) -> _core.Group:
+    """A heddle.Group from one, from a torch process group, or from an mpi4py communicator. Collective for the latter two."""
+    if isinstance(group, _core.Group):
+        return group
+    if group is not None:
+        return join(process_group=group, deadline=deadline)
+    if comm is None:
+        raise InputError("expected group (a heddle.Group or a torch process group) or comm (an mpi4py communicator), got neither")
+    rank = comm.Get_rank()
+    return join(comm.bcast(uuid.uuid4().hex if rank == 0 else None), rank, comm.Get_size(), deadline=deadline)
+
+
+class Trip:
+    """One round trip under way: rows have arrived, results have not gone home."""
+
+    def __init__(self, exchange: Exchange, hidden: Any, ids: Any, weights: Any, step: Step) -> None:
+        self._exchange = exchange
+        self.tokens = int(ids.shape[0])
+        self.weights = weights
+        self.arrived: Arrived = exchange.dispatch(hidden, ids, weights, step=step)
+        self.over = False
+
+    @property
+    def options(self) -> ExchangeOptions:
+        return self._exchange.options
+
+    def combine(self, results: Any, out: Any) -> None:
+        """results and out: NumPy arrays as heddle.Exchange.combine has them."""
+        self._exchange.combine(results, out)
+        self.over = True
+
+    def uses(self, exchange: Exchange) -> bool:
+        return self._exchange is exchange and not self.over
+
+
+class Trips:
+    """The exchanges of one rank, by what they were made with. All ranks make the same calls, so all take the same ones. Collective
+    to make: a small exchange comes first, by which ranks can meet again after a fault however far each had come."""
+
+    def __init__(self, group: _core.Group) -> None:
+        self.group = group
+        self._meeting = Exchange(group, ExchangeOptions(hidden=64, experts=group.ranks, topk=1, cap=1))
+        self._made: dict[int, Exchange] = {}  # numbered as all ranks made them
+        self._next = 0
+        self._under_way: list[Trip] = []
+
+    def start(self, options: ExchangeOptions, hidden: Any, ids: Any, weights: Any, step: Step) -> Trip:
+        """Collective. Makes an exchange if those with these options are under way."""
+        self._under_way = [trip for trip in self._under_way if not trip.over]
+        made = [exchange for exchange in self._made.values() if exchange.options == options]
+        idle = [exchange for exchange in made if not any(trip.uses(exchange) for trip in self._under_way)]
+        if not idle and len(made) == MOST_TRIPS:
+            raise InputError(f"{MOST_TRIPS} dispatches of way {options.way} have no combine yet: combine one before the next dispatch")
+        if not idle:
+            idle = [Exchange(self.group, options)]
+            self._made[self._next] = idle[0]
+            self._next += 1
+        trip = Trip(idle[0], hidden, ids, weights, step)
+        self._under_way.append(trip)
+        return trip
+
+    def forget(self, way: str, cap: int) -> None:
+        """Lets go of the exchanges of a way that are made for another cap; trips under way keep theirs."""
+        self._made = {
+            number: exchange
+            for number, exchange in self._made.items()
+            if exchange.options.way != way or exchange.options.cap == cap
+        }
+
+    def end(self, way: str) -> None:
+        """Collective: ends all trips of a way."""
+        for exchange in self._made.values():
+            if exchange.options.way == way:
+                for trip in self._under_way:
+                    trip.over = trip.over or trip.uses(exchange)
+                exchange.reset()
+
+    def reset(self, live: Sequence[bool] | None = None) -> None:
+        """Collective of those that go on: ends all trips, after a fault as well. Exchanges that not all ranks have made go."""
+        for trip in self._under_way:
+            trip.over = True
+        self._meeting.reset(live)
+        told = self.group.exchange(" ".join(["made", *map(str, self._made)]), "exchanges to keep")
+        numbers = [{int(number) for number in text.split()[1:]} for text in told if text]
+        kept = sorted(set.intersection(*numbers))
+        self._made = {number: self._made[number] for number in kept}
+        self._next = max((number + 1 for of_one in numbers for number in of_one), default=0)
+        for exchange in self._made.values():
+            exchange.reset()
+
+    def clear(self) -> None:
+        self._made, self._under_way = {}, []
+
+
+class Rows:
+    """Tokens to send: bfloat16 [T, H], or float8_e4m3fn [T, H] with scales of 4 bytes a group. The latter cross as they are: bytes
+    inside rows of bfloat16, so that nothing is rounded again."""
+
+    def __init__(self, x: Any) -> None:
+        self.kind = x[0] if isinstance(x, tuple) else x
+        if not isinstance(x, tuple):
+            self.sent = lend(x, "x", "bfloat16", ("tokens", "hidden"))
+            self.scales = None
+            self.hidden = int(self.sent.shape[1])
+            return
+        if len(x) != 2:
+            raise InputError(f"x: expected rows, or a pair of rows and scales, got {len(x)} arrays")
+        codes = lend(x[0], "x[0]", "float8_e4m3fn", ("tokens", "hidden"))
+        self.scales = lend(x[1], "x[1]", ("float32", "int32"), (codes.shape[0], "groups"))
+        self.hidden = int(codes.shape[1])
+        scale_bytes = 4 * int(self.scales.shape[1])
+        if scale_bytes > self.hidden:
+            raise InputError(f"x[1]: expected at most {self.hidden // 4} scales a row, got {self.scales.shape[1]}")
+        sent = numpy.zeros((len(codes), 2 * self.hidden), numpy.uint8)
+        sent[:, : self.hidden] = codes.view(numpy.uint8)
+        sent[:, self.hidden : self.hidden + scale_bytes] = numpy.ascontiguousarray(self.scales).view(numpy.uint8)
+        self.sent = sent.view("bfloat16")
+
+    def unpack(self, received: Any, aligned_columns: int | None = None) -> Any:
+        """Received rows, bfloat16 [rows, H] in memory of their own, as what was sent: rows, or the pair. aligned_columns: scales in
+        columns, of a multiple of so many rows."""
+        if self.scales is None:
+            return received
+        received = received.view(numpy.uint8)
+        codes = numpy.ascontiguousarray(received[:, : self.hidden]).view("float8_e4m3fn")
+        groups = self.scales.shape[1]
+        scales = numpy.ascontiguousarray(received[:, self.hidden : self.hidden + 4 * groups]).view(self.scales.dtype)
+        return codes, scales if aligned_columns is None else column_major(scales, aligned_columns)
+
+
+def experts_a_rank(experts: int, ranks: int) -> int:
+    if experts < 1 or experts % ranks != 0:
+        raise InputError(f"num_experts: expected a multiple of the {ranks} ranks, got {experts}")
+    return experts // ranks
+
+
+def choices(topk_idx: Any, experts: int, tokens: int | None = None) -> Any:
+    """The chosen experts as the library has them: int32 [tokens, k], -1: none."""
+    ids = lend(topk_idx, "topk_idx", ("int64", "int32"), (tokens if tokens is not None else "tokens", "topk"))
+    if ids.size and not (-1 <= ids.min() and ids.max() < experts):
+        raise InputError(f"topk_idx: expected -1 to {experts - 1}, got {ids.min()} to {ids.max()}")
+    return numpy.ascontiguousarray(ids, numpy.int32)
+
+
+def rank_membership(ids: Any, experts: int, ranks: int) -> Any:
+    """bool [tokens, ranks]: does a token have an expert there?"""
+    per = experts_a_rank(experts, ranks)
+    return (numpy.where(ids < 0, -1, ids // per)[:, :, None] == numpy.arange(ranks)).any(axis=1)
+
+
+def check_alignment(expert_alignment: int) -> None:
+    if expert_alignment < 1:
+        raise InputError(f"expert_alignment: expected at least 1, got {expert_alignment}")
+
+
+def aligned(counts: Any, alignment: int) -> Any:
+    return -(-counts // alignment) * alignment
+
+
+def count_choices(local_ids: Any, experts: int) -> Any:
+    """int32 [experts]: how often each is chosen."""
+    return numpy.bincount(local_ids[local_ids >= 0], minlength=experts).astype(numpy.int32)
+
+
+def add_bias(out: Any, bias: Any) -> None:
+    """Adds none, one or two arrays bfloat16 like `out`; float32 between, rounded once more."""
+    given = () if bias is None else bias if isinstance(bias, tuple) else (bias,)
+    if len(given) > 2:
+        raise InputError(f"bias: expected at most 2 arrays, got {len(given)}")
+    added = [lend(one, "bias", "bfloat16", out.shape).astype(numpy.float32) for one in given]
+    if added:
+        out[...] = (out.astype(numpy.float32) + sum(added)).astype(out.dtype)
