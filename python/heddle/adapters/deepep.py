@@ -2,9 +2,9 @@
 
     from heddle.adapters.deepep import Buffer              # instead of: from deep_ep import Buffer
 
-Arguments, defaults and what calls return are those of DeepEP's second version (docs/adapters.md says what differs). Arrays are torch's CPU
-tensors or NumPy's; what comes back is of the kind of x. Calls are over when they return, so events have passed and hooks do
-nothing. Experts lie contiguous, num_experts / ranks on each rank. Errors are heddle.InputError and heddle.FaultError."""
+Arguments, defaults and what calls return are those of DeepEP's second version (docs/adapters.md says what differs). Arrays are
+torch's CPU tensors or NumPy's; what comes back is of the kind of x. Calls are over when they return, so events have passed and
+hooks do nothing. Experts lie contiguous, num_experts / ranks on each rank. Errors are heddle.InputError and heddle.FaultError."""
 
 from __future__ import annotations
 
@@ -329,9 +329,9 @@ class Buffer:
         low_latency_combine; an event; with return_recv_hook a hook, else None. The stats, int32 [local experts], are added to."""
         if dispatch_wait_recv_cost_stats is not None:
             _none_here("dispatch_wait_recv_cost_stats", "waits are not measured by rank")
-        rows, counts, handle = low_latency.dispatch(
-            self._trips, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, low_latency.Cast(use_fp8, round_scale, use_ue8m0)
-        )
+        cast = low_latency.Cast(use_fp8, round_scale, use_ue8m0)
+        most = num_max_dispatch_tokens_per_rank
+        rows, counts, handle = low_latency.dispatch(self._trips, x, topk_idx, most, num_experts, cast)
         if cumulative_local_expert_recv_stats is not None:
             stats = lend(cumulative_local_expert_recv_stats, "cumulative_local_expert_recv_stats", "int32", counts.shape)
             stats += counts

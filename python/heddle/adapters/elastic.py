@@ -228,7 +228,8 @@ class ElasticBuffer:
             stats += counts
         if handle is not None:  # the caller goes on with the one it has
             handle.trip, made = trip, handle
-        received = rows.unpack(self._received(made, counts, trip.arrived.bf16()), TMA_ROWS if use_tma_aligned_col_major_sf else None)
+        columns = TMA_ROWS if use_tma_aligned_col_major_sf else None
+        received = rows.unpack(self._received(made, counts, trip.arrived.bf16()), columns)
         recv_x = tuple(like(part, rows.kind) for part in received) if isinstance(received, tuple) else like(received, rows.kind)
         recv_ids, recv_weights = self._routing(made, counts)
         return (

@@ -94,7 +94,8 @@ def combine(x: Any, topk_idx: Any, topk_weights: Any, handle: LowLatencyHandle, 
     if (choices(topk_idx, trip.options.experts, trip.tokens) != handle.ids).any():
         raise InputError("topk_idx: expected the choices that were dispatched, got others")
     weights = lend(topk_weights, "topk_weights", "float32", handle.ids.shape)
-    home = lend(out, "out", "bfloat16", (trip.tokens, hidden)) if out is not None else numpy.empty((trip.tokens, hidden), results.dtype)
+    sizes = (trip.tokens, hidden)
+    home = lend(out, "out", "bfloat16", sizes) if out is not None else numpy.empty(sizes, results.dtype)
     trip.weights[...] = weights
     trip.combine(numpy.ascontiguousarray(results).reshape(-1, hidden), home)
     return out if out is not None else like(home, x)

@@ -71,7 +71,7 @@ class Trips:
         made = [exchange for exchange in self._made.values() if exchange.options == options]
         idle = [exchange for exchange in made if not any(trip.uses(exchange) for trip in self._under_way)]
         if not idle and len(made) == MOST_TRIPS:
-            raise InputError(f"{MOST_TRIPS} dispatches of way {options.way} have no combine yet: combine one before the next dispatch")
+            raise InputError(f"{MOST_TRIPS} dispatches of way {options.way} have no combine yet: combine one before the next")
         if not idle:
             idle = [Exchange(self.group, options)]
             self._made[self._next] = idle[0]
