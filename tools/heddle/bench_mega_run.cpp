@@ -315,6 +315,11 @@ void MegaRun::reference(Size& size, const LayerWay& way) {
   });
 }
 
+void MegaRun::chain(Size& size, const std::string& name, const LayerWay& what) {
+  const Variant variant{name, "", what};
+  way(size, variant);
+}
+
 /// place: of the shared expert; empty: as the layer has it, with one inside or without.
 void MegaRun::fused(Size& size, const std::string& place) {
   const bool plain = a_.shared.size() <= 1 && place != "module" && place != "extra";
@@ -365,12 +370,12 @@ void MegaRun::size(const MegaShape& shape, const LayerSource& drawn, int tokens)
   if (!awake_) machine_ = machine_of(lanes_);  // once GPUs are awake, for their clocks
   awake_ = true;
   for (const std::string& name : a_.ways) {
-    if (name != "none" && name != "auto") way(size, {name, "", {own_ways.at(name)}});
+    if (name != "none" && name != "auto") chain(size, name, {own_ways.at(name)});
   }
   if (std::find(a_.ways.begin(), a_.ways.end(), "low_latency") == a_.ways.end()) reference(size);
   if (!shape.shared_kind) fused(size, "");
   for (const std::string& place : a_.shared) place == "none" ? without_shared(size) : fused(size, place);
-  if (std::find(a_.ways.begin(), a_.ways.end(), "auto") != a_.ways.end()) way(size, {"auto", "", automatic()});
+  if (std::find(a_.ways.begin(), a_.ways.end(), "auto") != a_.ways.end()) chain(size, "auto", automatic());
   for (const std::string& combine : a_.combines) {
     if (combine != "slots") combined(size, combine);
   }

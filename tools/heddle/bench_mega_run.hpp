@@ -63,6 +63,8 @@ class MegaRun {
   void reference(Size& size, const LayerWay& way = {Way::low_latency});
   void way(Size& size, const Variant& variant);
   void measure(Size& size, const Variant& variant, Json& entry);
+  /// One way, its shared expert as the layer has it.
+  void chain(Size& size, const std::string& name, const LayerWay& what);
   void fused(Size& size, const std::string& place);
   void without_shared(const Size& size);
   void combined(const Size& size, const std::string& combine);
