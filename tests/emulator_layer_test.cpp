@@ -17,10 +17,8 @@
 
 #undef __shared__
 #define __shared__ static
-#define __noinline__
 inline float __fmul_rn(float a, float b) { return a * b; }
 #include "layer/layer_kernels.cuh"
-#undef __noinline__
 
 namespace heddle::layer_kernels {
 namespace {

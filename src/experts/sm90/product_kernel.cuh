@@ -73,8 +73,10 @@ __device__ void stream_weights(ProductShared<Shape>& shared, const OrderedMatrix
   while (more) {
     Task next;
     more = tell_next(next);
-    const trace::WarpSpan span(trace::Kind::weights, task, product_of(weights.plan));
-    stream.load(weights, task);
+    {
+      const trace::WarpSpan span(trace::Kind::weights, task, product_of(weights.plan));
+      stream.load(weights, task);
+    }
     task = next;
   }
 }
