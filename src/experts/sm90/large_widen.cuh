@@ -86,7 +86,6 @@ __device__ inline void make_operands(const WideningThread& me, int thread, const
 template <class Shape>
 class StageWidener {
  public:
-  static_assert(Shape::kind == WeightKind::mxfp4);
   __device__ StageWidener(Shared<Shape>& shared, int thread) : shared_(shared), thread_(thread), me_(thread) {}
 
   __device__ void widen(const WeightPlan& plan, const Task& task) {
@@ -167,6 +166,7 @@ class StageWidener {
 template <class Shape>
 class Widener : public StageWidener<Shape> {
  public:
+  static_assert(Shape::kind == WeightKind::mxfp4);
   using StageWidener<Shape>::StageWidener;
 };
 
