@@ -2,6 +2,8 @@
 // are added where they arrive have its sums, rounded at every addition.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "layer_support.hpp"
 
 namespace heddle::layer_test {
