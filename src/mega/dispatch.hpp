@@ -382,9 +382,18 @@ HEDDLE_PROTOCOL bool mega_pull(W& w, const MegaCall& call) {
   return true;
 }
 
+/// What a dispatcher does, in this order.
+enum class MegaStep : std::uint8_t { announce, count, fetch };
+
+/// run(step, work) calls work() and gives what it gives: whoever looks on knows which step it is.
+template <CountingWorker W, class Run>
+HEDDLE_PROTOCOL bool mega_dispatch(W& w, const MegaCall& call, const Run& run) {
+  return run(MegaStep::announce, [&] { return mega_announce(w, call); }) &&
+         run(MegaStep::count, [&] { return mega_count(w, call); }) && run(MegaStep::fetch, [&] { return mega_pull(w, call); });
+}
 template <CountingWorker W>
 HEDDLE_PROTOCOL bool mega_dispatch(W& w, const MegaCall& call) {
-  return mega_announce(w, call) && mega_count(w, call) && mega_pull(w, call);
+  return mega_dispatch(w, call, [](MegaStep, const auto& work) { return work(); });
 }
 
 }  // namespace heddle

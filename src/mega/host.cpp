@@ -17,6 +17,18 @@ bool recorded(trace::Kind kind, const Work& work) {
   return work();
 }
 
+trace::Kind kind_of(MegaStep step) {
+  switch (step) {
+    case MegaStep::announce:
+      return trace::Kind::announce;
+    case MegaStep::count:
+      return trace::Kind::count;
+    case MegaStep::fetch:
+      break;
+  }
+  return trace::Kind::fetch;
+}
+
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
@@ -68,9 +80,7 @@ struct HostMega::TaskWorker {
 bool HostMega::dispatch(HostWorker& w, const MegaCall& call, double& seconds) {
   const auto begin = std::chrono::steady_clock::now();
   w.start(CallPart::dispatch_send);
-  const bool done = recorded(trace::Kind::announce, [&] { return mega_announce(w, call); }) &&
-                    recorded(trace::Kind::count, [&] { return mega_count(w, call); }) &&
-                    recorded(trace::Kind::fetch, [&] { return mega_pull(w, call); });
+  const bool done = mega_dispatch(w, call, [](MegaStep step, const auto& work) { return recorded(kind_of(step), work); });
   seconds = seconds_since(begin);
   return done;
 }
