@@ -3,27 +3,10 @@
 #include <set>
 
 #include "gpu/layer_bed.hpp"
+#include "layer_tables.hpp"
 
 namespace heddle::layer_test {
 namespace {
-
-constexpr char machine[] = "a machine of tests";
-
-std::shared_ptr<const TuningTable> random_table(const Case& c, Chance& chance) {
-  const LayerShape& shape = c.layer.shape;
-  TuningEntry entry{
-      {machine, shape.hidden, shape.intermediate, shape.experts, shape.topk, c.ranks(), c.layer.kind, activation_of(c)},
-      "drawn",
-      {}};
-  for (int tokens = 1; tokens <= 2 * c.options.cap; tokens += chance.between(1, 6)) {
-    TuningRow row{tokens, {}};
-    for (const Way way : real_ways) row.us[way] = chance.between(1, 1000);
-    entry.rows.push_back(row);
-  }
-  auto table = std::make_shared<TuningTable>();
-  table->add(entry);
-  return table;
-}
 
 Case auto_case(int ranks, WeightKind kind, Chance& chance) {
   Case c = plain_case(ranks, kind);
