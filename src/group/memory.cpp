@@ -47,9 +47,7 @@ std::size_t available_memory() {
   const std::size_t machine = number_in("/proc/meminfo", "MemAvailable:", unlimited / 1024) * 1024;
   const std::size_t limit = number_in("/sys/fs/cgroup/memory.max", "", unlimited);
   const std::size_t used = number_in("/sys/fs/cgroup/memory.current", "", 0);
-  const std::size_t cached = number_in("/sys/fs/cgroup/memory.stat", "inactive_file ", 0);  // of it: files that can be let go
-  const std::size_t held = used - std::min(used, cached);
-  return std::min(machine, limit > held ? limit - held : 0);
+  return std::min(machine, limit > used ? limit - used : 0);
 }
 
 int HostMemory::reserve(std::size_t offset, std::size_t bytes) {
