@@ -140,7 +140,7 @@ class WireStore {
         if (lane_of_token() == 0) shared_.activation.peaks[4 * (me_.first_slab + slab) + me_.warp()][8 * i + me_.row()] = peak;
       }
     }
-    cutlass::arch::NamedBarrier::sync(Shape::math_threads, 1);
+    meet();
 #pragma unroll
     for (int i = 0; i < eights; ++i) {
       std::byte* const to = row(rows, i);
@@ -154,7 +154,9 @@ class WireStore {
         if (speaks && to != nullptr) store_scale(to + format_.scale_at(column(slab)), scale);
       }
     }
+    meet();  // the next task's magnitudes lie where these do, and a task of few steps is soon through
   }
+  __device__ static void meet() { cutlass::arch::NamedBarrier::sync(Shape::math_threads, 1); }
   __device__ float told(int group, int token) const {
     float peak = 0.0f;
 #pragma unroll
