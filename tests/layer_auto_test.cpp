@@ -5,6 +5,7 @@
 #include <mutex>
 #include <set>
 
+#include "layer/candidates.hpp"
 #include "layer_tables.hpp"
 
 namespace heddle::layer_test {
@@ -164,6 +165,29 @@ TEST(LayerAuto, ItSaysWhatItLeavesOutAndWhy) {
     ADD_FAILURE() << "no candidate was accepted";
   } catch (const InputError& error) {
     EXPECT_NE(std::string(error.what()).find("weight_at"), std::string::npos) << error.what();
+  }
+}
+
+// How mega puts its results is mega's alone: it leaves other ways what they are, and takes mega out where bits are to be the same.
+TEST(LayerAuto, AddedResultsAreMegasAlone) {
+  Case c = random_case(2, 2);
+  c.layer.shape = {128, 128, 8, 2, {}};
+  c.placement = Placement::contiguous(8, 2);
+  c.options = {};
+  c.options.way = Way::automatic;
+  c.options.cap = 8;
+  c.options.combine = Combine::add;
+  SyntheticLayer layer(c.layer);
+  for (const SumOrder sums : {SumOrder::any, SumOrder::slots, SumOrder::two_stages}) {
+    c.options.automatic.sums = sums;
+    const Candidates candidates = candidates_of(common_of(layer.source(), c), c.options);
+    bool has_mega = false;
+    for (const LayerOptions& one : candidates.options) {
+      has_mega = has_mega || one.way == Way::mega;
+      EXPECT_EQ(one.combine, one.way == Way::mega ? Combine::add : Combine::slots) << name(one.way);
+    }
+    EXPECT_EQ(has_mega, sums == SumOrder::any);
+    EXPECT_FALSE(candidates.options.empty());
   }
 }
 

@@ -11,8 +11,9 @@ namespace heddle {
 
 namespace {
 
+/// With bits that are the same each time: results that mega adds as they arrive have neither order.
 bool sums_slots(const LayerOptions& options) {
-  return options.way == Way::low_latency || options.way == Way::mega ||
+  return options.way == Way::low_latency || (options.way == Way::mega && options.combine == Combine::slots) ||
          (options.way == Way::elastic && options.reduce == Reduce::home);
 }
 
@@ -25,6 +26,7 @@ LayerOptions options_for(const LayerOptions& options, Way way) {
   LayerOptions one = options;
   one.way = way;
   if (way != Way::elastic) one.reduce = Reduce::rank;
+  if (way != Way::mega) one.combine = Combine::slots;
   one.automatic = {};
   return one;
 }
@@ -45,6 +47,7 @@ std::string refusal(const LayerWeights& weights, const LayerOptions& one, const 
   const std::vector<Way>& named = automatic.ways;
   const bool is_named = std::find(named.begin(), named.end(), one.way) != named.end();
   if (!named.empty() && !is_named) return "not among the candidates that were named";
+  if (automatic.sums != SumOrder::any && one.combine == Combine::add) return "it adds results in any order, one order is asked for";
   if (automatic.sums == SumOrder::slots && !sums_slots(one)) return "it sums in two stages, slots are asked for";
   if (automatic.sums == SumOrder::two_stages && sums_slots(one)) return "it sums over slots, two stages are asked for";
   if (engine == Engine::gpus && !is_named && host_waits(one)) return "its host waits for counts, so it cannot be captured";
@@ -98,6 +101,7 @@ PlanRequest plan_request(const LayerWeights& weights, const LayerOptions& option
   request.ranks = weights.placement.ranks();
   request.wire = options.wire.value_or(activation_of(weights.kind, options) == Activation::fp8 ? Wire::fp8 : Wire::bf16);
   request.combine_wire = options.combine_wire;
+  request.combine = options.combine;
   request.quantisation = options.quantisation;
   return request;
 }

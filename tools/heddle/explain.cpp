@@ -27,6 +27,7 @@ LayerOptions options_of(const PlanRequest& request, const TuningTable& table, co
   options.activation = request.activation();
   options.wire = request.wire;
   options.combine_wire = request.combine_wire;
+  options.combine = request.combine;
   options.quantisation = request.quantisation;
   options.automatic.table = std::make_shared<TuningTable>(table);
   options.automatic.machine = machine;
