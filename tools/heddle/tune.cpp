@@ -64,6 +64,7 @@ std::vector<TuningEntry> entries_of_bench(const Json& bench, const std::string& 
     for (const Json& row : bench.at("rows")) {
       const auto way = find_way(row.at("way").get<std::string>());
       if (!way || *way == Way::automatic || !row.at("shared").is_null() || row.count("median_us") == 0) continue;
+      if (row.count("wrong") != 0 || row.value("combine", Json("slots")) != Json("slots")) continue;  // of mega as it is by default
       const WeightKind kind = value_of(kinds, "weights", row.at("weights").get<std::string>());
       const TuningKey key{bench.at("machine").at("gpu").get<std::string>(),
                           row.at("hidden").get<int>(),
@@ -83,7 +84,9 @@ std::vector<TuningEntry> entries_of_bench(const Json& bench, const std::string& 
       auto at = std::lower_bound(entry->rows.begin(), entry->rows.end(), tokens,
                                  [](const TuningRow& one, int size) { return one.max_tokens < size; });
       if (at == entry->rows.end() || at->max_tokens != tokens) at = entry->rows.insert(at, {tokens, {}});
-      at->us[*way] = row.at("median_us").get<double>();
+      if (!at->us.emplace(*way, row.at("median_us").get<double>()).second)
+        throw InputError(
+            fmt::format("{}: two times of {} for {} tokens; one run of heddle bench mega is wanted", whose, name(*way), tokens));
     }
   } catch (const Json::exception& error) {
     throw InputError(fmt::format("{}: not what heddle bench mega writes with --json: {}", whose, error.what()));
