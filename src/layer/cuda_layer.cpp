@@ -70,6 +70,7 @@ struct DeviceLayer::Impl {
 
   void make_parts(std::span<const LayerWeights> weights, const DeviceLayerOptions& device);
   void begin_pass(int pass, DeviceStream stream);
+  void begin_later_pass(int pass, DeviceStream stream);
   std::vector<DeviceInput> inputs_of(int pass, DeviceStream stream);
   const CallMarks* marks_of(int pass);
   MegaWeights loaded_weights() const;
@@ -186,6 +187,16 @@ void DeviceLayer::Impl::begin_pass(int pass, DeviceStream stream) {
   now->begin(inputs_of(pass, stream), passes.step(pass, step), stream, marks_of(pass));
 }
 
+/// Ranks are in the call already: what fails here must not let them wait.
+void DeviceLayer::Impl::begin_later_pass(int pass, DeviceStream stream) {
+  try {
+    begin_pass(pass, stream);
+  } catch (...) {
+    parts.give_up(stream);
+    throw;
+  }
+}
+
 void DeviceLayer::Impl::begin(std::span<const DeviceInput> given, const Step& given_step, DeviceStream stream) {
   if (given.size() != parts.locals())
     throw InputError(fmt::format("{} inputs for the {} ranks of GPU {}", given.size(), parts.locals(), parts.device()));
@@ -204,7 +215,7 @@ void DeviceLayer::Impl::end(std::span<bf16* const> outputs, DeviceStream stream)
     throw InputError(fmt::format("{} outputs for the {} ranks of GPU {}", outputs.size(), parts.locals(), parts.device()));
   const cuda::DeviceScope scope(parts.device());
   for (int pass = 0; pass < passes.count; ++pass) {
-    if (pass > 0) begin_pass(pass, stream);
+    if (pass > 0) begin_later_pass(pass, stream);
     std::vector<bf16*> places(outputs.begin(), outputs.end());
     for (bf16*& place : places) {
       if (place != nullptr) place += static_cast<std::size_t>(passes.first(pass)) * parts.hidden;
