@@ -155,7 +155,7 @@ double Arena::Impl::rate(const std::vector<DeviceRecord>& all) const {
     for (std::size_t i = 0; i < part.lanes(); ++i) {
       const DeviceLaneHead& head = head_of(all.data() + part.first + i * part.room());
       const auto cycles = static_cast<double>(head.clocks[1] - head.clocks[0]);
-      if (head.opened == 0 || cycles <= longest) continue;
+      if (head.opened == 0 || head.clocks[1] == 0 || cycles <= longest) continue;  // never closed: its clocks are no length
       longest = cycles;
       rate = static_cast<double>(head.nanoseconds[1] - head.nanoseconds[0]) / cycles;
     }
