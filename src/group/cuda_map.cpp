@@ -1,6 +1,7 @@
 #include "group/cuda_map.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <sstream>
@@ -64,11 +65,11 @@ std::string describe(const DeviceGroupOptions& mine) {
 }  // namespace
 
 std::string DeviceMap::model() const {
-  std::string all;
+  std::vector<std::string> models;
   for (const Part& part : parts) {
-    if (all.find(part.model) == std::string::npos) all += (all.empty() ? "" : " and ") + part.model;
+    if (std::find(models.begin(), models.end(), part.model) == models.end()) models.push_back(part.model);
   }
-  return all;
+  return fmt::format("{}", fmt::join(models, " and "));
 }
 
 std::string DeviceMap::name_of(std::size_t part) const {
