@@ -121,11 +121,19 @@ void HostGroup::reset(const std::vector<bool>& live) {
   std::atomic_ref<Word>(own.arrived).store(barriers_, std::memory_order_release);
 }
 
+std::shared_ptr<HostMemory> create_group_memory(int ranks) {
+  auto memory = HostMemory::create();
+  const std::size_t bytes = control_stride * static_cast<std::size_t>(ranks);
+  if (const int status = memory->reserve(0, bytes); status != 0) {
+    throw InputError(fmt::format("no memory for the control segment of {} ranks: {} are wanted, {} can be taken here; {}", ranks,
+                                 describe_bytes(bytes), describe_bytes(available_memory()), std::strerror(status)));
+  }
+  return memory;
+}
+
 std::vector<std::unique_ptr<Group>> create_thread_group(int ranks, const GroupOptions& options) {
   check_group_size(0, ranks);
-  const auto memory = HostMemory::create();
-  const int status = memory->reserve(0, control_stride * static_cast<std::size_t>(ranks));
-  if (status != 0) throw InputError(fmt::format("no memory for the control segment of {} ranks: {}", ranks, std::strerror(status)));
+  const auto memory = create_group_memory(ranks);
   std::vector<std::unique_ptr<Group>> group;
   for (int rank = 0; rank < ranks; ++rank) group.push_back(std::make_unique<HostGroup>(memory, rank, ranks, options));
   return group;

@@ -11,6 +11,9 @@
 
 namespace heddle {
 
+/// A group's memory with a control segment for `ranks`. Throws InputError, with what was wanted and what there is.
+std::shared_ptr<HostMemory> create_group_memory(int ranks);
+
 class HostGroup final : public Group {
  public:
   /// `memory` holds a reserved control segment of ranks * control_stride bytes at offset 0.

@@ -36,9 +36,7 @@ std::shared_ptr<HostMemory> welcome_all(const std::string& name, int ranks, Wait
     throw InputError(
         fmt::format("group \"{}\": rank 0 cannot listen ({}); is another group of this name running?", name, std::strerror(errno)));
   }
-  auto memory = HostMemory::create();
-  const int status = memory->reserve(0, control_stride * static_cast<std::size_t>(ranks));
-  if (status != 0) throw InputError(fmt::format("no memory for the control segment of {} ranks: {}", ranks, std::strerror(status)));
+  auto memory = create_group_memory(ranks);
   std::vector<bool> here(static_cast<std::size_t>(ranks), false);
   here[0] = true;
   for (int missing = ranks - 1; missing > 0;) {
