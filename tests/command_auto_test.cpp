@@ -107,6 +107,25 @@ TEST_F(CommandAuto, TakesTimesFromTheBenchmarksFiles) {
   }
 }
 
+/// Of a run that measured other ways of combining, too: mega's time is that of slots, and of the chains there are all.
+TEST_F(CommandAuto, TakesMegaAsItIsByDefault) {
+  const fs::path results = fs::path(HEDDLE_TEST_DATA).parent_path().parent_path() / "bench" / "results";
+  const fs::path bench = results / "mega-1xh200-combine.json";
+  expect_done("tune --from " + bench.string() + out("t.json"));
+  const auto entries = json_of(file("t.json")).at("entries");
+  ASSERT_EQ(entries.size(), 1u);
+  int compared = 0;
+  const auto measured = json_of(bench);
+  for (const auto& row : measured.at("rows")) {
+    if (row.at("tokens") != 8 || row.at("way") == "stream") continue;
+    if (row.at("way") == "mega" && row.at("combine") != "slots") continue;
+    const auto& us = entries[0].at("rows")[0].at("us");
+    EXPECT_NEAR(us.at(row.at("way").get<std::string>()).get<double>(), row.at("median_us").get<double>(), 0.006) << row.at("way");
+    ++compared;
+  }
+  EXPECT_EQ(compared, 3) << "gather, low_latency, mega";
+}
+
 TEST_F(CommandAuto, PlanExplainsTheChoiceBySize) {
   const Ran ran = run("plan --explain --preset deepseek-v4-flash --experts 64 --ranks 2 --cap 100 --json " + file("j"));
   ASSERT_EQ(0, ran.status) << ran.err;
