@@ -155,7 +155,9 @@ std::vector<std::vector<bf16>> MegaRun::right(Size& size, const Variant& variant
       cuda::check(cudaMemcpy(outputs.back().data(), size.batch.output(rank).out, values * sizeof(bf16), cudaMemcpyDeviceToHost),
                   "outputs");
     }
-    if (!variant.is_fused() || size.expected.empty()) return outputs;
+    const bool is_slots =
+        entry.value("chosen", "") == heddle::name(Way::mega) || entry.value("chosen", "") == heddle::name(Way::low_latency);
+    if (!(variant.is_fused() || is_slots) || size.expected.empty()) return outputs;
     if (!size.unquantised.empty()) entry["error_of_slots"] = relative_error(outputs, size.unquantised);
     if (variant.way.combine == Combine::add && number(entry, "error_of_slots") <= error_of_additions(size.source.shape.topk))
       return outputs;
@@ -231,10 +233,10 @@ void MegaRun::measure(Size& size, const Variant& variant, Json& entry) {
   if (variant.is_fused()) ++fused_;
   size.batch.poison_outputs();
   bed.call(0, false, give_up_);
+  if (variant.is_auto()) entry["chosen"] = heddle::name(bed.way());
   const auto outputs = right(size, variant, entry, "");
   if (outputs.empty()) return;
   if (variant.way.way == Way::low_latency) size.expected = outputs;
-  if (variant.is_auto()) entry["chosen"] = heddle::name(bed.way());
   add_copies(size, bed.copies(), entry);
   begin(size, name + " in a graph");
   size.batch.poison_outputs();
