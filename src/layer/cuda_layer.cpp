@@ -52,7 +52,7 @@ Candidates candidates_on_gpus(const LayerWeights& weights, const LayerOptions& o
 DeviceLayerOptions options_for(const DeviceLayerOptions& device, Way way, bool chosen) {
   DeviceLayerOptions one = device;
   if (chosen && way != Way::gather) one.exchange.nccl = nullptr;
-  if (chosen && way == Way::mega) {
+  if (chosen && (way == Way::mega || one.exchange.nccl != nullptr)) {  // neither counts nor copies in bulk
     one.exchange.counters = false;
     one.exchange.bulk_bytes = 0;
   }
@@ -70,6 +70,7 @@ struct DeviceLayer::Impl {
 
   void make_parts(std::span<const LayerWeights> weights, const DeviceLayerOptions& device);
   void begin_pass(int pass, DeviceStream stream);
+  void check_passes(DeviceStream stream) const;
   void begin_later_pass(int pass, DeviceStream stream);
   std::vector<DeviceInput> inputs_of(int pass, DeviceStream stream);
   const CallMarks* marks_of(int pass);
@@ -187,6 +188,17 @@ void DeviceLayer::Impl::begin_pass(int pass, DeviceStream stream) {
   now->begin(inputs_of(pass, stream), passes.step(pass, step), stream, marks_of(pass));
 }
 
+/// The passes of a GPU are queued one after the other before those of the process's next GPU, whose rows they wait for: a stream
+/// takes about a thousand launches before the host has to wait, too.
+void DeviceLayer::Impl::check_passes(DeviceStream stream) const {
+  constexpr int most = 32;
+  if (passes.count <= most || parts.workspace.gpus() == 1 || is_captured(stream)) return;
+  throw InputError(
+      fmt::format("a step of {} tokens in {} passes of {}: with {} GPUs in one process at most {} passes are taken "
+                  "outside of a graph; take a larger cap, or a process a GPU",
+                  step.max_tokens, passes.count, passes.size, parts.workspace.gpus(), most));
+}
+
 /// Ranks are in the call already: what fails here must not let them wait.
 void DeviceLayer::Impl::begin_later_pass(int pass, DeviceStream stream) {
   try {
@@ -203,6 +215,7 @@ void DeviceLayer::Impl::begin(std::span<const DeviceInput> given, const Step& gi
   const cuda::DeviceScope scope(parts.device());
   step = given_step;
   passes = Passes::of(options, parts.workspace.ranks(), step);
+  check_passes(stream);
   now = bodies[chooser.pick(passes.step(0, step))].get();
   inputs.assign(given.begin(), given.end());
   timed = wants_times && !is_captured(stream);
