@@ -85,6 +85,8 @@ TEST_F(CommandAuto, TuneSaysWhatItNeeds) {
   expect_error(2, "tune" + layer_with("--sizes 0" + out("n")), "--sizes 0");
   expect_error(2, "tune" + layer_with("--tokens 4" + out("n")), "--sizes");
   expect_error(2, "tune" + layer_with("--way warp" + out("n")), "warp");
+  expect_error(2, "tune" + layer_with("--sizes 2 --combine-wire fp8" + out("n")), "--combine-wire");
+  expect_error(2, "tune" + layer_with("--sizes 2000000000" + out("n")), "2000000000");
   expect_error(2, "tune --from " + file("none") + out("n"), "none");
 }
 

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "command.hpp"
 #include "heddle/error.hpp"
@@ -36,6 +37,21 @@ void check(const TuneArguments& a) {
     throw InputError("heddle tune draws batches of its own: give --sizes, the tokens of a rank, instead of --batch or --tokens");
   for (const int size : a.sizes) {
     if (size < 1) throw InputError(fmt::format("--sizes {}: a rank brings 1 token or more", size));
+  }
+  const LayerArguments usual;
+  const LayerArguments& given = a.layer;  // a table's entry says nothing of these: its times are of their defaults
+  const std::pair<const char*, bool> others[] = {{"--wire", !given.wire.empty()},
+                                                 {"--combine-wire", !given.combine_wire.empty()},
+                                                 {"--combine", given.combine != usual.combine},
+                                                 {"--weight-at", given.weight_at != usual.weight_at},
+                                                 {"--reduce", given.reduce != usual.reduce},
+                                                 {"--runner", given.runner != usual.runner},
+                                                 {"--scale", given.scale != usual.scale},
+                                                 {"--group", given.group != usual.group},
+                                                 {"--shared", given.shared != usual.shared},
+                                                 {"--overflow", given.overflow != usual.overflow}};
+  for (const auto& [flag, is_given] : others) {
+    if (is_given) throw InputError(fmt::format("heddle tune measures ways as they are by default; leave {}", flag));
   }
   if (a.calls < 1) throw InputError(fmt::format("--calls {}: at least 1 is needed", a.calls));
 }

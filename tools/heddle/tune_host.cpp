@@ -15,6 +15,8 @@ namespace heddle::tool {
 
 namespace {
 
+constexpr long long most_tokens = 1 << 24;  // of all ranks together
+
 using Clock = std::chrono::steady_clock;
 
 std::size_t index(int value) { return static_cast<std::size_t>(value); }
@@ -113,9 +115,14 @@ TuningEntry tune_on_host(const TuneArguments& a) {
     throw InputError(
         "heddle tune measures ranks as threads that each bring their own tokens; leave --processes and --tensor-parallel");
   if (!layer.ranks) throw InputError("give --ranks N");
-  layer.tokens = *layer.ranks * sizes.back();
+  const long long tokens = static_cast<long long>(*layer.ranks) * sizes.back();
+  if (tokens > most_tokens)
+    throw InputError(
+        fmt::format("--sizes {} on {} ranks: {} tokens in all, {} are taken", sizes.back(), *layer.ranks, tokens, most_tokens));
+  layer.tokens = static_cast<int>(tokens);
   if (layer.trace.empty() && layer.routing.empty()) layer.routing = "uniform";
-  const Inputs inputs = load_inputs(layer);
+  Inputs inputs = load_inputs(layer);
+  inputs.source.shared.reset();  // an entry says nothing of it
   LayerOptions options = inputs.options;
   options.way = Way::automatic;
   for (const std::string& word : a.ways) options.automatic.ways.push_back(real_way(word, "--way"));
