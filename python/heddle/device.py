@@ -159,15 +159,17 @@ class DeviceLayer:
     def begin(self, hidden: Any, ids: Any, weights: Any, *, step: Step, tokens: Any = None, stream: int | None = None) -> None:
         """First part of a call; see forward. With ways whose host waits for counts (normal, elastic with cpu_sync) every GPU of
         this process begins before one of them ends."""
+        ranks = self._lend_inputs(hidden, ids, weights, tokens)
+        self._core.begin(ranks, step, current_stream(_of_ranks(hidden)[0]) if stream is None else stream)
+        self._begun = (hidden, ids, weights, tokens)  # alive until the call has ended
+
+    @staticmethod
+    def _lend_inputs(hidden: Any, ids: Any, weights: Any, tokens: Any) -> list[tuple[Any, ...]]:
         inputs = [_of_ranks(given) for given in (hidden, ids, weights)]
         counts = [None] * len(inputs[0]) if tokens is None else _of_ranks(tokens)
         if len({len(inputs[0]), len(inputs[1]), len(inputs[2]), len(counts)}) != 1:
             raise InputError("hidden, ids, weights and tokens are of different numbers of ranks")
-        ranks = [
-            (*map(_lend, three), None if count is None else _lend(count)) for *three, count in zip(*inputs, counts, strict=True)
-        ]
-        self._core.begin(ranks, step, current_stream(inputs[0][0]) if stream is None else stream)
-        self._begun = (inputs, counts)  # alive until the call has ended
+        return [(*map(_lend, three), None if count is None else _lend(count)) for *three, count in zip(*inputs, counts, strict=True)]
 
     def end(self, out: Any, *, stream: int | None = None) -> None:
         """Second part: experts and outputs."""
@@ -203,8 +205,9 @@ class DeviceLayer:
             out = (
                 empty_like(hidden, "out") if not isinstance(hidden, list | tuple) else [empty_like(rank, "out") for rank in hidden]
             )
-        self.begin(hidden, ids, weights, step=step, tokens=tokens, stream=stream)
-        self.end(out, stream=stream)
+        inputs = self._lend_inputs(hidden, ids, weights, tokens)
+        outputs = [_lend(of_rank) for of_rank in _of_ranks(out)]
+        self._core.forward(inputs, outputs, step, current_stream(_of_ranks(hidden)[0]) if stream is None else stream)
         return out
 
     __call__ = forward

@@ -83,6 +83,7 @@ class RankDeviceLayer {
 
   void begin(const nb::list& inputs, nb::handle step, std::uintptr_t stream);
   void end(const nb::list& outputs, std::uintptr_t stream);
+  void forward(const nb::list& inputs, const nb::list& outputs, nb::handle step, std::uintptr_t stream);
   void throw_if_failed() { layer_.throw_if_failed(); }
   std::string explain(nb::handle step) const { return layer_.explain(step_of(step)).text(); }
   const DeviceLayer& layer() const { return layer_; }
@@ -95,6 +96,12 @@ class RankDeviceLayer {
     if (given.size() == ranks()) return;
     throw InputError(fmt::format("{} of {} ranks: {} live on this GPU", what, given.size(), ranks()));
   }
+  struct Inputs {
+    std::vector<DeviceInput> of_ranks;
+    std::vector<std::int64_t> rows;  ///< of each rank's hidden
+  };
+  Inputs inputs_of(const nb::list& given) const;
+  std::vector<bf16*> outputs_of(const nb::list& given, const std::vector<std::int64_t>& rows) const;
   DeviceInput input_of(const Lent& states, nb::handle ids, nb::handle weights, nb::handle tokens) const;
 
   /// The numbers 0 to `most` on the GPU: a call of n tokens points at n, so that nothing is copied and a graph can be captured.
@@ -128,38 +135,58 @@ DeviceInput RankDeviceLayer::input_of(const Lent& states, nb::handle ids, nb::ha
   } else if (rows <= most_tokens_) {
     count = counts_.data() + rows;
   } else {
-    throw InputError(fmt::format("hidden has {} tokens, a call takes at most {} (the cap)", rows, most_tokens_));
+    throw InputError(
+        fmt::format("hidden has {} tokens, a call takes at most {} (the cap), or with overflow=split any number that tokens= gives",
+                    rows, most_tokens_));
   }
   return {count, states.data<const bf16>(), choices.data<const std::int32_t>(), factors.data<const float>(), {}};
 }
 
-void RankDeviceLayer::begin(const nb::list& given, nb::handle step, std::uintptr_t stream) {
+RankDeviceLayer::Inputs RankDeviceLayer::inputs_of(const nb::list& given) const {
   check_ranks(given, "inputs");
-  std::vector<DeviceInput> inputs;
-  std::vector<std::int64_t> rows;
+  Inputs inputs;
   for (const nb::handle rank : given) {
     const auto of = [&](int index) { return nb::object(rank.attr("__getitem__")(index)); };
     const Lent states(of(0), {"hidden", Element::bf16, {"tokens", shape_.hidden}, Access::read, device(), row_alignment});
-    inputs.push_back(input_of(states, of(1), of(2), of(3)));
-    rows.push_back(states.size(0));
+    inputs.of_ranks.push_back(input_of(states, of(1), of(2), of(3)));
+    inputs.rows.push_back(states.size(0));
   }
+  return inputs;
+}
+
+std::vector<bf16*> RankDeviceLayer::outputs_of(const nb::list& given, const std::vector<std::int64_t>& rows) const {
+  check_ranks(given, "outputs");
+  std::vector<bf16*> outputs;
+  for (std::size_t rank = 0; rank < ranks(); ++rank) {
+    const Lent out(given[rank], {"out", Element::bf16, {rows[rank], shape_.hidden}, Access::write, device(), row_alignment});
+    outputs.push_back(out.data<bf16>());
+  }
+  return outputs;
+}
+
+void RankDeviceLayer::begin(const nb::list& given, nb::handle step, std::uintptr_t stream) {
+  Inputs inputs = inputs_of(given);
   const Step all = step_of(step);
-  begun_ = std::move(rows);
+  begun_ = std::move(inputs.rows);
   const nb::gil_scoped_release others_run;
-  layer_.begin(inputs, all, stream_of(stream));
+  layer_.begin(inputs.of_ranks, all, stream_of(stream));
 }
 
 void RankDeviceLayer::end(const nb::list& given, std::uintptr_t stream) {
-  check_ranks(given, "outputs");
   if (begun_.size() != ranks()) throw InputError("end without begin");
-  std::vector<bf16*> outputs;
-  for (std::size_t rank = 0; rank < ranks(); ++rank) {
-    const Lent out(given[rank], {"out", Element::bf16, {begun_[rank], shape_.hidden}, Access::write, device(), row_alignment});
-    outputs.push_back(out.data<bf16>());
-  }
+  const std::vector<bf16*> outputs = outputs_of(given, begun_);
   begun_.clear();
   const nb::gil_scoped_release others_run;
   layer_.end(outputs, stream_of(stream));
+}
+
+/// All arrays are looked at before anything is launched.
+void RankDeviceLayer::forward(const nb::list& given, const nb::list& out, nb::handle step, std::uintptr_t stream) {
+  const Inputs inputs = inputs_of(given);
+  const std::vector<bf16*> outputs = outputs_of(out, inputs.rows);
+  const Step all = step_of(step);
+  const nb::gil_scoped_release others_run;
+  layer_.forward(inputs.of_ranks, all, outputs, stream_of(stream));
 }
 
 std::shared_ptr<RankDeviceLayer> make_layer(const std::shared_ptr<DeviceContext>& context, std::size_t gpu, const nb::list& weights,
@@ -210,6 +237,7 @@ void bind_device(nb::module_& module) {
       .def(nb::new_(&make_layer), "context"_a, "gpu"_a, "weights"_a, "options"_a, "sms"_a, "timed"_a)
       .def("begin", &RankDeviceLayer::begin, "inputs"_a, "step"_a, "stream"_a)
       .def("end", &RankDeviceLayer::end, "outputs"_a, "stream"_a)
+      .def("forward", &RankDeviceLayer::forward, "inputs"_a, "outputs"_a, "step"_a, "stream"_a)
       .def("throw_if_failed", &RankDeviceLayer::throw_if_failed)
       .def("explain", &RankDeviceLayer::explain, "step"_a)
       .def_prop_ro("seconds", &seconds_of)
