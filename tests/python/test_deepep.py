@@ -362,7 +362,7 @@ class Groups(unittest.TestCase):
 
     def test_a_communicator(self):
         """As mpi4py's, of two threads."""
-        told, meeting, seen = [], threading.Barrier(2), {}
+        told, meeting, seen = [], threading.Barrier(2, timeout=30), {}
 
         class Communicator:
             def __init__(self, rank):

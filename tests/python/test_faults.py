@@ -27,7 +27,7 @@ class Faults(unittest.TestCase):
     def test_a_rank_that_does_not_come(self):
         for way in support.WAYS:
             with self.subTest(way=way):
-                met = threading.Barrier(2)
+                met = threading.Barrier(2, timeout=30)
 
                 def main(group):
                     layer = self.layer(group, way)
@@ -51,7 +51,7 @@ class Faults(unittest.TestCase):
                 self.assertIn(fault.word, str(fault))
 
     def test_a_refused_input_is_told_and_reset(self):
-        refused = threading.Barrier(2)
+        refused = threading.Barrier(2, timeout=30)
 
         def main(group):
             layer = self.layer(group, "low_latency")
@@ -71,7 +71,7 @@ class Faults(unittest.TestCase):
         np.testing.assert_array_equal(first.view(np.uint16), second.view(np.uint16))
 
     def test_going_on_without_a_dead_rank(self):
-        gone = threading.Barrier(3)
+        gone = threading.Barrier(3, timeout=30)
 
         def main(group):
             layer = self.layer(group, "gather")
@@ -100,7 +100,7 @@ class Faults(unittest.TestCase):
         program = f"import heddle, os; heddle.join({name!r}, 1, 2, deadline=20); os._exit(0)"
         process = subprocess.Popen([sys.executable, "-c", program])
         group = heddle.join(name, 0, 2, deadline=20)
-        process.wait()
+        process.wait(timeout=30)
         group.deadline = SHORT
         with self.assertRaises(heddle.FaultError) as context:
             self.layer(group, "gather")
