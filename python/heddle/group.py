@@ -42,7 +42,8 @@ def _launched(environment: Mapping[str, str]) -> tuple[int, int]:
 
 
 def _launch_name(environment: Mapping[str, str]) -> str:
-    """What the processes of one launch have in common, and no other launch of this machine has."""
+    """What the processes of one launch have in common. Two launches at once in one Slurm job have no name of their own: give
+    `address`."""
     for name in ("TORCHELASTIC_RUN_ID", "OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "PMI_ID_JOB", "SLURM_JOB_ID"):
         if environment.get(name, "none") != "none":
             return f"{name}.{environment[name]}"

@@ -116,7 +116,7 @@ class Buffer:
         self.low_latency_mode, self.explicitly_destroy, self.enable_shrink = low_latency_mode, explicitly_destroy, enable_shrink
 
     def destroy(self) -> None:
-        """Gives the memory back. A later call makes exchanges anew."""
+        """Lets go of the exchanges. A later call makes them anew; their pages go when the group ends."""
         self._trips.clear()
 
     def reset(self, live: Sequence[bool] | None = None) -> None:

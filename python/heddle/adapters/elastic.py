@@ -114,7 +114,7 @@ class ElasticBuffer:
         self.scaleout_rank_idx, self.scaleup_rank_idx = 0, self.rank_idx
 
     def destroy(self) -> None:
-        """Gives the memory back. A later call makes exchanges anew."""
+        """Lets go of the exchanges. A later call makes them anew; their pages go when the group ends."""
         self._trips.clear()
 
     def reset(self, live: Sequence[bool] | None = None) -> None:
