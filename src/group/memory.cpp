@@ -7,11 +7,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
-#include <fstream>
 #include <limits>
-#include <sstream>
+#include <string_view>
 
 #include "heddle/error.hpp"
 
@@ -29,15 +30,24 @@ HostMemory::~HostMemory() { close(descriptor_); }
 
 namespace {
 
-/// First number of a one-number file or of the line that begins with `key`; `none` if there is none.
-std::size_t number_in(const char* path, const std::string& key, std::size_t none) {
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) {
-    if (line.rfind(key, 0) != 0) continue;
-    std::size_t value = 0;
-    if (std::istringstream(line.substr(key.size())) >> value) return value;
+/// First number of a one-number file or of the line that begins with `key`; `none` if there is none. Read and parsed without
+/// streams: in a process of another language they have been seen to read a number as zero.
+std::size_t number_in(const char* path, std::string_view key, std::size_t none) {
+  const int file = open(path, O_RDONLY | O_CLOEXEC);
+  if (file < 0) return none;
+  std::array<char, 4096> text;
+  const ssize_t bytes = read(file, text.data(), text.size());
+  close(file);
+  std::string_view rest(text.data(), bytes > 0 ? static_cast<std::size_t>(bytes) : 0);
+  while (!rest.empty() && rest.substr(0, key.size()) != key) {
+    const std::size_t end = rest.find('\n');
+    rest.remove_prefix(end == rest.npos ? rest.size() : end + 1);
   }
-  return none;
+  rest.remove_prefix(std::min(key.size(), rest.size()));
+  rest.remove_prefix(std::min(rest.find_first_not_of(' '), rest.size()));
+  std::size_t value = 0;
+  const auto parsed = std::from_chars(rest.data(), rest.data() + rest.size(), value);
+  return parsed.ec == std::errc() ? value : none;
 }
 
 }  // namespace

@@ -67,23 +67,24 @@ class LargeStore {
     }
   }
 
-  __device__ __forceinline__ void run(const LargeSums<pieces>& sums) const {
+  /// Factors: a LargeRowFactors, which have arrived.
+  template <class Factors>
+  __device__ __forceinline__ void run(LargeSums<pieces>& sums, const Factors& factors) const {
     if (!any_) return;
-#pragma unroll
-    for (int p = 0; p < pieces; ++p) {
-#pragma unroll
-      for (int s = 0; s < slabs_a_piece; ++s) {
-        const int slab = (me_.first_piece + p) * slabs_a_piece + s;
-        if (slab >= tile_has_) continue;  // the same for the whole warpgroup
-        const int column = plan_.source_row((first_slab_ + slab) * slab_rows);
-        if (plan_.paired) {
-          store<2>(sums.piece[p], 8 * s, column);
-          store<2>(sums.piece[p], 8 * s + 1, second_ + column);
-        } else {
-          store<1>(sums.piece[p], 8 * s, column);
-          store<1>(sums.piece[p], 8 * s + 4, column + 32);
-        }
+    const int first = me_.first_piece * slabs_a_piece;
+#pragma unroll 1
+    for (int slab = first; slab < min(first + pieces * slabs_a_piece, tile_has_); ++slab) {
+      float(&sum)[64] = sums.piece[0];
+      factors.template multiply<32>(sum, slab * slab_rows);
+      const int column = plan_.source_row((first_slab_ + slab) * slab_rows);
+      if (plan_.paired) {
+        store<2>(sum, 0, column);
+        store<2>(sum, 1, second_ + column);
+      } else {
+        store<1>(sum, 0, column);
+        store<1>(sum, 4, column + 32);
       }
+      sums.turn_slab();
     }
   }
 
@@ -136,11 +137,18 @@ class LargeActivation {
     }
   }
 
-  /// `turn` alternates from task to task where warpgroups tell each other of peaks.
-  __device__ __forceinline__ void run(LargeSums<pieces>& sums, int& turn) {
+  /// Factors: a LargeRowFactors, which have arrived. `turn` alternates from task to task where warpgroups tell each other of
+  /// peaks.
+  template <class Factors>
+  __device__ __forceinline__ void run(LargeSums<pieces>& sums, const Factors& factors, int& turn) {
     if (any()) {
-#pragma unroll
-      for (int p = 0; p < pieces; ++p) activate_piece(sums.piece[p]);
+#pragma unroll 1
+      for (int p = 0; p < pieces; ++p) {
+        factors.template multiply<64>(sums.piece[0], (me_.first_piece + p) * slabs_a_piece * slab_rows);
+        const Activated activated = activate_piece(sums.piece[0], p);
+        sums.turn_piece();
+        activated.leave_in(sums.piece[pieces - 1]);
+      }
     }
     if (out_.quantisation.scale == ScaleFormat::ue8m0) {
       quantise<ScaleFormat::ue8m0>(sums, turn);
@@ -159,11 +167,24 @@ class LargeActivation {
   /// Whether the warp has a row of the task: what others have multiplied are old bytes.
   __device__ bool any() const { return me_.first_of_warp() < task_.rows; }
   __device__ int slab(int p, int s) const { return (me_.first_piece + p) * slabs_a_piece + s; }
-  /// The activated pair i of a slab, for the token `half`: where its gates were.
-  __device__ static constexpr int pair(int s, int i, int half) { return 4 * (8 * s + 2 * i) + 2 * half; }
+
+  /// A piece's activated values, and the largest magnitude of each slab's columns of a token. They stay where the sums were, which
+  /// there are twice as many of.
+  struct Activated {
+    static constexpr int values = slabs_a_piece * pairs_a_slab * 2 * 2;
+    float all[values + slabs_a_piece * 2];
+
+    __device__ static constexpr int place(int s, int i, int half) { return ((s * pairs_a_slab + i) * 2 + half) * 2; }
+    __device__ static constexpr int place_of_peak(int s, int half) { return values + s * 2 + half; }
+
+    __device__ __forceinline__ void leave_in(float (&piece)[64]) const {
+#pragma unroll
+      for (int i = 0; i < values + slabs_a_piece * 2; ++i) piece[i] = all[i];
+    }
+  };
 
   /// All at once: values that do not wait for each other.
-  __device__ __forceinline__ void activate_piece(float (&sum)[64]) const {
+  __device__ __forceinline__ Activated activate_piece(const float (&sum)[64], int p) const {
     constexpr int pairs = slabs_a_piece * 2 * pairs_a_slab;
     std::uint32_t gates[pairs];
     std::uint32_t ups[pairs];
@@ -175,25 +196,29 @@ class LargeActivation {
       ups[i] = ptx::to_bf16_pair(gate[4], gate[5]);
     }
     activate(gates, ups, out_.clamp, 1.0f, values);
+    Activated activated;
 #pragma unroll
-    for (int i = 0; i < pairs; ++i) {
-      sum[pair_of(i)] = values[2 * i] * weight_[i % 2];
-      sum[pair_of(i) + 1] = values[2 * i + 1] * weight_[i % 2];
+    for (int s = 0; s < slabs_a_piece; ++s) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float peak = 0.0f;
+#pragma unroll
+        for (int i = 0; i < pairs_a_slab; ++i) {
+#pragma unroll
+          for (int v = 0; v < 2; ++v) {
+            float& value = activated.all[Activated::place(s, i, half) + v];
+            value = values[Activated::place(s, i, half) + v] * weight_[half];
+            peak = largest_magnitude(peak, value);
+          }
+        }
+        activated.all[Activated::place_of_peak(s, half)] = slab(p, s) < tile_has_ ? meet_lanes(peak) : 0.0f;
+      }
     }
+    return activated;
   }
-  /// Where pair i of a piece begins, tokens in turn.
-  __device__ static constexpr int pair_of(int i) { return pair(i / (2 * pairs_a_slab), i / 2 % pairs_a_slab, i % 2); }
+  /// Where pair i of a piece begins: neighbouring gates of a token, tokens in turn; their ups are four values behind.
+  __device__ static constexpr int pair_of(int i) { return 4 * (8 * (i / (2 * pairs_a_slab)) + 2 * (i / 2 % pairs_a_slab)) + 2 * (i % 2); }
 
-  /// The largest magnitude of a slab in this thread.
-  __device__ static float peak_of(const float (&sum)[64], int s, int half) {
-    float peak = 0.0f;
-#pragma unroll
-    for (int i = 0; i < pairs_a_slab; ++i) {
-      peak = largest_magnitude(peak, sum[pair(s, i, half)]);
-      peak = largest_magnitude(peak, sum[pair(s, i, half) + 1]);
-    }
-    return peak;
-  }
   /// Of the four lanes that share a token.
   __device__ static float meet_lanes(float peak) {
     peak = fmaxf(peak, __shfl_xor_sync(0xFFFFFFFFu, peak, 1));
@@ -201,45 +226,52 @@ class LargeActivation {
   }
 
   template <ScaleFormat format>
-  __device__ __forceinline__ void quantise(const LargeSums<pieces>& sums, int& turn) {
-    GroupScale<format> scales[2][pieces][slabs_a_piece];
+  __device__ __forceinline__ void quantise(LargeSums<pieces>& activated, int& turn) {
     const bool by_slab = out_.quantisation.group == columns_a_slab;
+    if (!by_slab) share_peaks(activated, turn);
+    if (!any()) return;
+#pragma unroll 1
+    for (int p = 0; p < pieces; ++p) {
+      const float(&piece)[64] = activated.piece[0];
+      GroupScale<format> scales[slabs_a_piece][2];
+#pragma unroll
+      for (int s = 0; s < slabs_a_piece; ++s) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          scales[s][half] = GroupScale<format>::of(piece[Activated::place_of_peak(s, half)]);
+          store_scale(scales[s][half], slab(p, s), half, by_slab);
+        }
+      }
+      store_codes<format>(piece, p, scales);
+      activated.turn_piece();
+    }
+  }
+
+  /// A group is all of a token's columns in the tile: every slab gets the largest magnitude of all.
+  __device__ __forceinline__ void share_peaks(LargeSums<pieces>& activated, int& turn) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float largest = 0.0f;
+      if (any()) {
 #pragma unroll
-      for (int p = 0; p < pieces; ++p) {
-#pragma unroll
-        for (int s = 0; s < slabs_a_piece; ++s) {
-          const float peak = slab(p, s) < tile_has_ ? meet_lanes(peak_of(sums.piece[p], s, half)) : 0.0f;
-          if (by_slab) scales[half][p][s] = GroupScale<format>::of(peak);
-          largest = fmaxf(largest, peak);
+        for (int i = 0; i < pieces * slabs_a_piece; ++i) {
+          largest = fmaxf(largest, activated.piece[i / slabs_a_piece][Activated::place_of_peak(i % slabs_a_piece, half)]);
         }
       }
-      if (by_slab) continue;
       if constexpr (pieces == 1) tell(largest, turn, half);
-      set_all(scales[half], GroupScale<format>::of(largest));
+      set_peaks(activated, half, largest);
     }
     if constexpr (pieces == 1) {
-      if (!by_slab) {
-        cutlass::arch::NamedBarrier::sync(Shape::math_threads, 1);
+      cutlass::arch::NamedBarrier::sync(Shape::math_threads, 1);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) set_all(scales[half], GroupScale<format>::of(told(turn, half)));
-        turn ^= 1;
-      }
+      for (int half = 0; half < 2; ++half) set_peaks(activated, half, told(turn, half));
+      turn ^= 1;
     }
-    if (!any()) return;
-    store_scales<format>(scales, by_slab);
-#pragma unroll
-    for (int p = 0; p < pieces; ++p) store_codes<format>(sums.piece[p], p, scales);
   }
-
-  template <ScaleFormat format>
-  __device__ static void set_all(GroupScale<format> (&scales)[pieces][slabs_a_piece], const GroupScale<format>& scale) {
+  __device__ static void set_peaks(LargeSums<pieces>& activated, int half, float peak) {
 #pragma unroll
-    for (int p = 0; p < pieces; ++p) {
-#pragma unroll
-      for (int s = 0; s < slabs_a_piece; ++s) scales[p][s] = scale;
+    for (int i = 0; i < pieces * slabs_a_piece; ++i) {
+      activated.piece[i / slabs_a_piece][Activated::place_of_peak(i % slabs_a_piece, half)] = peak;
     }
   }
 
@@ -253,42 +285,30 @@ class LargeActivation {
     return peak;
   }
 
-  /// A lane of the four of a token stores a scale of each group that begins in the warpgroup's part of the tile.
+  /// A lane of the four of a token stores the scale of a group that begins with slab `number` of the tile.
   template <ScaleFormat format>
-  __device__ void store_scales(const GroupScale<format> (&scales)[2][pieces][slabs_a_piece], bool by_slab) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (me_.lane() % 4 != 0 || !real(half)) continue;
-      std::byte* to = out_.scales + flat(token(half)) * out_.scale_stride;
-#pragma unroll
-      for (int p = 0; p < pieces; ++p) {
-#pragma unroll
-        for (int s = 0; s < slabs_a_piece; ++s) {
-          const int number = slab(p, s);
-          if (number >= tile_has_ || (!by_slab && number != 0)) continue;
-          const int place = by_slab ? task_.tile * tile_slabs + number : task_.tile;
-          if constexpr (format == ScaleFormat::f32) {
-            reinterpret_cast<float*>(to)[place] = scales[half][p][s].scale;
-          } else {
-            to[place] = static_cast<std::byte>(scales[half][p][s].byte);
-          }
-        }
-      }
+  __device__ void store_scale(const GroupScale<format>& scale, int number, int half, bool by_slab) const {
+    if (me_.lane() % 4 != 0 || !real(half) || number >= tile_has_ || (!by_slab && number != 0)) return;
+    std::byte* to = out_.scales + flat(token(half)) * out_.scale_stride;
+    const int place = by_slab ? task_.tile * tile_slabs + number : task_.tile;
+    if constexpr (format == ScaleFormat::f32) {
+      reinterpret_cast<float*>(to)[place] = scale.scale;
+    } else {
+      to[place] = static_cast<std::byte>(scale.byte);
     }
   }
 
   /// The codes of a piece: 64 columns of each token.
   template <ScaleFormat format>
-  __device__ __forceinline__ void store_codes(const float (&sum)[64], int p,
-                                              const GroupScale<format> (&scales)[2][pieces][slabs_a_piece]) const {
+  __device__ __forceinline__ void store_codes(const float (&piece)[64], int p, const GroupScale<format> (&scales)[slabs_a_piece][2]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int s = 0; s < slabs_a_piece; ++s) {
 #pragma unroll
         for (int i = 0; i < pairs_a_slab; ++i) {
-          const float* values = sum + pair(s, i, half);
-          const std::uint32_t codes = codes_of_pair(scales[half][p][s], values[0], values[1]);
+          const float* values = piece + Activated::place(s, i, half);
+          const std::uint32_t codes = codes_of_pair(scales[s][half], values[0], values[1]);
           std::byte* to = staged_.place(me_.lane() / 4 + 8 * half, columns_a_slab * s + 8 * i + me_.column());
           *reinterpret_cast<std::uint16_t*>(to) = static_cast<std::uint16_t>(codes);
         }

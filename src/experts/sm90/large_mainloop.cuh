@@ -46,9 +46,24 @@ inline constexpr int slabs_a_piece = 2;
 
 /// Sums of one warpgroup as the tensor cores hold them: value [4 j + v] of a piece is token 16 warp + lane / 4 + 8 (v / 2) and
 /// weight row 8 j + 2 (lane % 4) + v % 2.
+///
+/// Epilogues work on the first piece or slab in a loop that is not unrolled, and turn: what runs once a task is fetched from far
+/// away each time, so it has to be short.
 template <int pieces>
 struct LargeSums {
   float piece[pieces][64];
+
+  /// The next piece comes to the front.
+  __device__ __forceinline__ void turn_piece() { turn<64>(); }
+  /// The next slab, half a piece, comes to the front.
+  __device__ __forceinline__ void turn_slab() { turn<32>(); }
+
+ private:
+  template <int values>
+  __device__ __forceinline__ void turn() {
+#pragma unroll
+    for (int i = 0; i < 64 * pieces - values; ++i) piece[i / 64][i % 64] = piece[(i + values) / 64][(i + values) % 64];
+  }
 };
 
 /// The warpgroups take turns at the tensor cores, a piece at a time: while one promotes, the other one's products run. Left to
@@ -91,6 +106,7 @@ class LargeLoop {
     look_ahead();
   }
 
+  /// stages > 0: a loop that might not run at all would have the zeros made twice.
   __device__ __forceinline__ void run(int stages, LargeSums<pieces>& sums) {
 #pragma unroll
     for (int p = 0; p < pieces; ++p) {
@@ -98,11 +114,14 @@ class LargeLoop {
       for (float& value : sums.piece[p]) value = 0.0f;
     }
     if (scales_ == TokenScales::by_32) {
-      for (int stage = 0; stage < stages; ++stage) run_finely(sums);
+      do run_finely(sums);
+      while (--stages > 0);
     } else if (stepped()) {
-      for (int stage = 0; stage < stages; ++stage) run_stage<true>(sums);
+      do run_stage<true>(sums);
+      while (--stages > 0);
     } else {
-      for (int stage = 0; stage < stages; ++stage) run_stage<false>(sums);
+      do run_stage<false>(sums);
+      while (--stages > 0);
     }
   }
 

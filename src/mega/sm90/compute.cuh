@@ -184,24 +184,24 @@ __device__ __forceinline__ void compute_large(MegaShared<Shape>& shared, const M
   factors.fetch(weights, task.task);
   LargeLoop<Engine, pieces> loop(engine, at, plan, me, plan.slabs_of(task.task.tile), call.scaling);
   loop.run(plan.steps(), sums);
-  factors.multiply(sums);
+  factors.arrive();
   span.turn(trace::Kind::epilogue);
   if (task.is_gemm1()) {
     const ActivatedStore store = store_of(shared, task, slot);
     LargeActivation<Engine, pieces> activation(engine, store, plan, task.task, me);
     activation.fetch_weights();
-    activation.run(sums, turn);
+    activation.run(sums, factors, turn);
   } else if (!shared.has_stopped()) {
     const SlotRows<Shape> rows(shared, slot);
     const bool travels = !task.is_shared();
     if constexpr (std::is_same_v<Engine, Shape>) {  // another engine is the shared expert's
       if (travels && call.layout.returned.wire != Wire::bf16) {
-        LargeWireStore<Engine, pieces>(engine, rows, call.layout.returned, plan, task.task, me).run(sums);
+        LargeWireStore<Engine, pieces>(engine, rows, call.layout.returned, plan, task.task, me).run(sums, factors);
         return;
       }
     }
     const PutResults put{travels && call.layout.adds};
-    LargeStore<Engine, pieces, PutResults>(engine, rows, 0, plan, task.task, me, put).run(sums);
+    LargeStore<Engine, pieces, PutResults>(engine, rows, 0, plan, task.task, me, put).run(sums, factors);
   }
 }
 

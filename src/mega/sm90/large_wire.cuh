@@ -23,18 +23,22 @@ class LargeWireStore {
     }
   }
 
-  __device__ __forceinline__ void run(const LargeSums<pieces>& sums) const {
+  /// Factors: a LargeRowFactors, which have arrived.
+  template <class Factors>
+  __device__ __forceinline__ void run(LargeSums<pieces>& sums, const Factors& factors) const {
     if (!any_) return;
-#pragma unroll
+#pragma unroll 1
     for (int p = 0; p < pieces; ++p) {
-      if (slab(p, 0) >= tile_has_) continue;  // the same for the whole warpgroup
+      if (slab(p, 0) >= tile_has_) break;  // the same for the whole warpgroup
+      factors.template multiply<64>(sums.piece[0], slab(p, 0) * slab_rows);
       if (format_.wire == Wire::nvfp4) {
-        store_nvfp4(sums.piece[p], p);
+        store_nvfp4(sums.piece[0], p);
       } else if (format_.quantisation.scale == ScaleFormat::ue8m0) {
-        store_fp8<ScaleFormat::ue8m0>(sums.piece[p], p);
+        store_fp8<ScaleFormat::ue8m0>(sums.piece[0], p);
       } else {
-        store_fp8<ScaleFormat::f32>(sums.piece[p], p);
+        store_fp8<ScaleFormat::f32>(sums.piece[0], p);
       }
+      sums.turn_piece();
     }
   }
 
