@@ -4,10 +4,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <sstream>
 
 #include "group/agreement.hpp"
 #include "group/cuda_driver.hpp"
+#include "group/text_reader.hpp"
 #include "signal/device_team.hpp"
 
 namespace heddle::cuda {
@@ -90,10 +90,12 @@ DeviceMap map_ranks(Group& processes, const DeviceGroupOptions& mine) {
   int ranks = 0;
   for (int process = 0; process < processes.ranks(); ++process) {
     if (process == map.process) map.first = map.parts.size();
-    std::istringstream lines(texts[static_cast<std::size_t>(process)]);
+    TextReader told(texts[static_cast<std::size_t>(process)]);
     Part part;
     part.process = process;
-    while (lines >> part.device >> part.ranks >> part.uuid && std::getline(lines >> std::ws, part.model)) {
+    while (told.number(part.device) && told.number(part.ranks)) {
+      part.uuid = told.word();
+      part.model = told.line();
       part.first_rank = ranks;
       ranks += part.ranks;
       map.parts.push_back(part);

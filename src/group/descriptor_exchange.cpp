@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cstring>
 #include <random>
-#include <sstream>
 
 #include "group/agreement.hpp"
+#include "group/text_reader.hpp"
 
 namespace heddle {
 
@@ -31,8 +31,11 @@ std::uint64_t random_number() {
 std::vector<Meeting> tell_meetings(Group& group, const Meeting& mine, const std::string& what) {
   std::vector<Meeting> all;
   for (const std::string& text : group.exchange(fmt::format("{} {} {}", mine.name, mine.key, mine.descriptors), what)) {
+    TextReader told(text);
     Meeting& meeting = all.emplace_back();
-    std::istringstream(text) >> meeting.name >> meeting.key >> meeting.descriptors;
+    meeting.name = told.word();
+    told.number(meeting.key);
+    told.number(meeting.descriptors);
   }
   return all;
 }

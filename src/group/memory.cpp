@@ -9,11 +9,11 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <limits>
 #include <string_view>
 
+#include "group/text_reader.hpp"
 #include "heddle/error.hpp"
 
 namespace heddle {
@@ -30,8 +30,8 @@ HostMemory::~HostMemory() { close(descriptor_); }
 
 namespace {
 
-/// First number of a one-number file or of the line that begins with `key`; `none` if there is none. Read and parsed without
-/// streams: in a process of another language they have been seen to read a number as zero.
+/// First number of a one-number file or of the line that begins with `key`; `none` if there is none. Without streams,
+/// see TextReader.
 std::size_t number_in(const char* path, std::string_view key, std::size_t none) {
   const int file = open(path, O_RDONLY | O_CLOEXEC);
   if (file < 0) return none;
@@ -44,10 +44,9 @@ std::size_t number_in(const char* path, std::string_view key, std::size_t none) 
     rest.remove_prefix(end == rest.npos ? rest.size() : end + 1);
   }
   rest.remove_prefix(std::min(key.size(), rest.size()));
-  rest.remove_prefix(std::min(rest.find_first_not_of(' '), rest.size()));
-  std::size_t value = 0;
-  const auto parsed = std::from_chars(rest.data(), rest.data() + rest.size(), value);
-  return parsed.ec == std::errc() ? value : none;
+  std::size_t value = none;
+  TextReader(rest).number(value);
+  return value;
 }
 
 }  // namespace

@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <sstream>
 
 #include "exchange/host_exchange.hpp"
+#include "group/text_reader.hpp"
 
 namespace heddle {
 
@@ -71,12 +71,12 @@ std::string RowCounts::lines(int first_rank, int ranks) const {
 }
 
 void RowCounts::take(const std::string& lines) {
-  std::istringstream stream(lines);
-  for (std::size_t rank = 0; stream >> rank;) {
+  TextReader told(lines);
+  for (std::size_t rank = 0; told.number(rank);) {
     Sent& sent = sent_.at(rank);
-    stream >> sent.tokens;
-    for (int& rows : sent.rows) stream >> rows;
-    for (int& pairs : sent.pairs) stream >> pairs;
+    told.number(sent.tokens);
+    for (int& rows : sent.rows) told.number(rows);
+    for (int& pairs : sent.pairs) told.number(pairs);
   }
 }
 
