@@ -55,6 +55,14 @@ def lend(array: Any, name: str, elements: str | Sequence[str], shape: Sequence[S
     return lent
 
 
+def lend_writable(array: Any, name: str, elements: str, shape: Sequence[Size]) -> Any:
+    """lend, for what a call adds to."""
+    lent = lend(array, name, elements, shape)
+    if not lent.flags.writeable:
+        raise InputError(f"{name}: expected memory that can be written to, got a read-only array")
+    return lent
+
+
 def like(array: Any, kind: Any) -> Any:
     """A NumPy array's memory as an array of kind's kind."""
     if isinstance(kind, numpy.ndarray):
