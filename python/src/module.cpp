@@ -15,6 +15,7 @@ NB_MODULE(_core, module) {
   bind_group(module);
   bind_source(module);
   bind_exchange(module);
+  bind_experts(module);
   bind_layer(module);
   bind_plan(module);
   bind_formats(module);
