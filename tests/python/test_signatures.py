@@ -10,7 +10,7 @@ from pathlib import Path
 import pinned
 
 import heddle.adapters.deepep
-from heddle.adapters import sglang, sglang_base, vllm, vllm_base
+from heddle.adapters import deepgemm, sglang, sglang_base, vllm, vllm_base
 
 DATA = Path(__file__).parent / "data"
 REQUIRED = object()
@@ -22,6 +22,11 @@ def own(function):
     by_position = [one for one in parameters if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     more = [one.name for one in parameters if one not in by_position and one.default is inspect.Parameter.empty]
     return [(one.name, REQUIRED if one.default is inspect.Parameter.empty else one.default) for one in by_position], more
+
+
+def written(default):
+    """As a source has it."""
+    return repr(default) if isinstance(default, str) else str(default).removeprefix("_")
 
 
 def parsed(function):
@@ -71,7 +76,7 @@ class Signatures(unittest.TestCase):
 
     def assert_same_as_source(self, function, source):
         """Names, order, and what their defaults are written as."""
-        given = [(name,) if default is REQUIRED else (name, str(default).removeprefix("_")) for name, default in own(function)[0]]
+        given = [(name,) if default is REQUIRED else (name, written(default)) for name, default in own(function)[0]]
         self.assertEqual((given, own(function)[1]), (parsed(source), []))
 
     def test_sglang_base(self):
@@ -169,6 +174,40 @@ class Signatures(unittest.TestCase):
             self.assertEqual(fields[name] is dataclasses.MISSING, default is REQUIRED)
         for name in ("TopKWeightAndReduceDelegate", "TopKWeightAndReduceNoOP"):
             self.assert_same_as_source(getattr(vllm_base, f"_{name}").apply, methods(sums[name])["apply"])
+
+    def test_deepgemm_products(self):
+        """Functions that the package defines inside of another one."""
+        source = ast.parse((pinned.package("vllm") / "vllm/third_party/deep_gemm/_C.py").read_text())
+        theirs = {node.name: node for node in ast.walk(source) if isinstance(node, ast.FunctionDef)}
+        for name in (
+            "m_grouped_fp8_fp4_gemm_nt_contiguous",
+            "m_grouped_fp8_fp4_gemm_nt_masked",
+            "m_grouped_bf16_gemm_nt_contiguous",
+            "m_grouped_bf16_gemm_nt_masked",
+            "set_mk_alignment_for_contiguous_layout",
+        ):
+            with self.subTest(name=name):
+                self.assert_same_as_source(getattr(deepgemm, name), theirs[name])
+        names = next(node for node in ast.walk(source) if getattr(getattr(node, "targets", [None])[0], "id", "") == "_PUBLIC_API")
+        public = set(ast.literal_eval(names.value))
+        functions = {name for name in deepgemm.__all__ if "gemm" in name or "layout" in name or "aligned" in name}
+        layout = (pinned.package("vllm") / "vllm/third_party/deep_gemm/utils/layout.py").read_text()
+        self.assertEqual({name for name in functions - public if name not in layout}, set())
+
+    def test_deepgemm_layouts(self):
+        for name, expected in json.loads((DATA / "deepgemm.json").read_text())["names"].items():
+            with self.subTest(name=name):
+                self.assert_same(getattr(deepgemm, name), expected)
+
+    def test_deepgemm_mega(self):
+        source = ast.parse((pinned.package("vllm") / "vllm/third_party/deep_gemm/mega/__init__.py").read_text())
+        theirs = {node.name: node for node in source.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        for name in ("get_symm_buffer_for_mega_moe", "transform_weights_for_mega_moe", "fp8_fp4_mega_moe", "bf16_mega_moe"):
+            with self.subTest(name=name):
+                self.assert_same_as_source(getattr(deepgemm, name), theirs[name])
+        for name, method in methods(theirs["SymmBuffer"]).items():
+            with self.subTest(name=name):
+                self.assert_same_as_source(getattr(deepgemm.SymmBuffer, name), method)
 
 
 if __name__ == "__main__":

@@ -214,8 +214,8 @@ class HeddleBatchedExperts(_Experts):
         expert_tokens_meta: Any,
         apply_router_weight_on_input: bool,
     ) -> None:
-        """hidden_states bfloat16 [local experts, B, H], or float8_e4m3fn with a1q_scale float32 [local experts, B, H / 128], of which
-        the first expert_tokens_meta.expert_num_tokens (int32 [local experts]) are real. output: bfloat16 [local experts, B, H],
+        """hidden_states bfloat16 [local experts, B, H], or float8_e4m3fn with a1q_scale float32 [local experts, B, H / 128], of
+        which the first expert_tokens_meta.expert_num_tokens (int32 [local experts]) are real. output: bfloat16 [local experts, B, H],
         written there."""
         if expert_tokens_meta is None:
             raise InputError("expert_tokens_meta: expected the rows of each expert, got None")
