@@ -199,4 +199,31 @@ class RankDeviceLayer:
     @property
     def buffer_bytes(self) -> int: ...
 
+class RankDeviceExperts:
+    def __init__(
+        self, weights: RankWeights, options: ExpertOptions, device: int, most_rows: int, most_tokens: int, topk: int
+    ) -> None: ...
+    def contiguous(
+        self,
+        rows: Any,
+        scales: Any,
+        begins: Any,
+        counts: Any,
+        row_weights: Any,
+        out: Any,
+        expected_rows: int,
+        stream: int,
+    ) -> None: ...
+    def masked(
+        self, rows: Any, scales: Any, counts: Any, row_weights: Any, out: Any, expected_rows: int, stream: int
+    ) -> None: ...
+    def routed(
+        self, rows: Any, scales: Any, local_ids: Any, weights: Any, out: Any, expected_rows: int, stream: int
+    ) -> None: ...
+    def throw_if_failed(self) -> None: ...
+    @property
+    def weight_bytes(self) -> int: ...
+    @property
+    def buffer_bytes(self) -> int: ...
+
 def gpus_present() -> int: ...

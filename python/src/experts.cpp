@@ -9,6 +9,7 @@
 
 #include "arrays.hpp"
 #include "experts/host/grouped.hpp"
+#include "lent_rows.hpp"
 #include "matrices.hpp"
 #include "options.hpp"
 #include "rooms.hpp"
@@ -17,37 +18,6 @@
 using namespace nanobind::literals;
 
 namespace heddle::python {
-
-namespace {
-
-/// Rows [.., columns], bf16, or the bytes of fp8 with a scale a group.
-class LentRows {
- public:
-  LentRows(nb::handle rows, nb::handle scales, std::vector<Size> sizes, const Quantisation& quantisation)
-      : values_(rows, {"rows", scales.is_none() ? Element::bf16 : Element::uint8, sizes}),
-        columns_(values_.size(sizes.size() - 1)) {
-    if (scales.is_none()) return;
-    for (std::size_t i = 0; i + 1 < sizes.size(); ++i) sizes[i] = values_.size(i);
-    sizes.back() = (columns_ + quantisation.group - 1) / quantisation.group;
-    width_ = quantisation.scale == ScaleFormat::f32 ? 4 : 1;
-    scales_.emplace(scales, Wanted{"scales", width_ == 4 ? Element::float32 : Element::uint8, sizes});
-    scale_stride_ = static_cast<std::size_t>(sizes.back().number * width_);
-  }
-
-  std::int64_t size(std::size_t dimension) const { return values_.size(dimension); }
-  RowView view() const {
-    const auto columns = static_cast<std::size_t>(columns_);
-    if (!scales_) return {Activation::bf16, values_.data<const std::byte>(), 2 * columns};
-    return {Activation::fp8, values_.data<const std::byte>(), columns, scales_->data<const std::byte>(), scale_stride_};
-  }
-
- private:
-  Lent values_;
-  std::int64_t columns_;
-  int width_ = 0;
-  std::optional<Lent> scales_;
-  std::size_t scale_stride_ = 0;
-};
 
 ExpertOptions expert_options_of(nb::handle given, const LayerWeights& weights) {
   ExpertOptions options;
@@ -60,6 +30,8 @@ ExpertOptions expert_options_of(nb::handle given, const LayerWeights& weights) {
   options.weight_at = value_of(tool::weight_places, given.attr("weight_at"), "weight_at");
   return options;
 }
+
+namespace {
 
 class RankExperts {
  public:

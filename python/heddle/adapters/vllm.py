@@ -4,9 +4,9 @@
     kernel = FusedMoEKernel(HeddlePrepareAndFinalize(...), HeddleExperts(moe_config=..., quant_config=...))
 
 HeddlePrepareAndFinalize goes way normal, rows once a rank (vLLM's Standard format); HeddleBatchedPrepareAndFinalize way
-low_latency, blocks of rows by expert (BatchedExperts). Either may be used with experts of vLLM's own, and HeddleExperts and HeddleBatchedExperts
-with others' prepare and finalize. Where vLLM's modules are loaded when this one is imported, its base classes are taken; else
-stand-ins of the same names. Names are those of vLLM 0.33.0."""
+low_latency, blocks of rows by expert (BatchedExperts); both on the host engine. Either may be used with experts of vLLM's own, and
+HeddleExperts and HeddleBatchedExperts, which compute on a GPU as well, with others' prepare and finalize. Where vLLM's modules are
+loaded when this one is imported, its base classes are taken; else stand-ins of the same names. Names are those of vLLM 0.33.0."""
 
 from __future__ import annotations
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import numpy
-
-from heddle.adapters.tensors import lend, lend_writable, numpy_of
 from heddle.adapters.vllm_base import (
     HOME,
     FusedMoEActivationFormat,
@@ -15,10 +12,9 @@ from heddle.adapters.vllm_base import (
     TopKWeightAndReduceDelegate,
     TopKWeightAndReduceNoOP,
 )
+from heddle.adapters.vllm_runners import DeviceRunner, HostRunner, Weights
+from heddle.device import is_built
 from heddle.errors import InputError
-from heddle.experts import Experts
-from heddle.options import ExpertOptions, Quantisation, WeightKindName
-from heddle.source import Source
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
@@ -45,13 +41,15 @@ class _Experts(FusedMoEExpertsModular):
             if getattr(quant_config, name, None) is not None:
                 raise InputError(f"quant_config.{name}: expected None, experts have no biases here")
         self._is_fp8 = quantises(quant_config)
-        self._made: tuple[Any, Any, Experts] | None = None
+        self._made: tuple[Weights, HostRunner | DeviceRunner] | None = None
 
     @staticmethod
     def _supports_current_device() -> bool:
-        """The host engine's: vLLM on a CPU."""
+        """A CPU, or a Hopper GPU where the package was built for it."""
         platform = getattr(sys.modules.get("vllm.platforms"), "current_platform", None)
-        return platform is None or bool(platform.is_cpu())
+        if platform is None or platform.is_cpu():
+            return True
+        return is_built() and bool(platform.is_cuda() and platform.is_device_capability_family(90))
 
     @staticmethod
     def _supports_no_act_and_mul() -> bool:
@@ -82,29 +80,25 @@ class _Experts(FusedMoEExpertsModular):
         limit = getattr(self.quant_config, "gemm1_clamp_limit", None)
         return limit if limit is not None else getattr(self.moe_config, "swiglu_limit", None)
 
-    def _experts(self, w1: Any, w2: Any, activation: Any) -> Experts:
-        """Over w1 [E, 2 D, H], gate before up, and w2 [E, H, D], where they are."""
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Weights that a GPU has laid out are read again by the next call."""
+        self._made = None
+
+    def _runner(self, w1: Any, w2: Any, activation: Any) -> HostRunner | DeviceRunner:
+        """Over w1 [E, 2 D, H], gate before up, and w2 [E, H, D]. Made once for weights in one place, which are kept."""
         if not self._supports_activation(activation):
             raise InputError(f"activation: expected silu, got {getattr(activation, 'value', activation)}")
-        if self._made is None or self._made[0] is not w1 or self._made[1] is not w2:
-            self._made = w1, w2, self._make(w1, w2)
-        return self._made[2]
+        if self._made is None or (_place(self._made[0].w1), _place(self._made[0].w2)) != (_place(w1), _place(w2)):
+            scales = (self.quant_config.w1_scale, self.quant_config.w2_scale) if self._is_fp8 else None
+            weights = Weights(w1, w2, scales, self._clamp())
+            self._made = weights, DeviceRunner(weights) if weights.is_on_gpu else HostRunner(weights)
+        return self._made[1]
 
-    def _make(self, w1: Any, w2: Any) -> Experts:
-        kind: WeightKindName = "fp8_block" if self._is_fp8 else "bf16"
-        scales = (self.quant_config.w1_scale, self.quant_config.w2_scale) if self._is_fp8 else (None, None)
-        lent = [None if array is None else numpy_of(array, "weights") for array in (w1, w2, *scales)]
-        source = Source.of_fused_arrays(
-            *lent[:2], topk=1, kind=kind, gate_up_scales=lent[2], down_scales=lent[3], clamp=self._clamp()
-        )
-        options = ExpertOptions(quantisation=Quantisation(128, "f32"), weight_at="combine")
-        return Experts(source.load(0, 1), options)
 
-    def _rows(self, hidden_states: Any, a1q_scale: Any) -> Any:
-        if a1q_scale is None:
-            return numpy.ascontiguousarray(numpy_of(hidden_states, "hidden_states"))
-        values, scales = numpy_of(hidden_states, "hidden_states"), numpy_of(a1q_scale, "a1q_scale")
-        return numpy.ascontiguousarray(values), numpy.ascontiguousarray(scales)
+def _place(array: Any) -> tuple[Any, ...]:
+    """Where an array's memory begins, and its sizes."""
+    begin = array.data_ptr() if hasattr(array, "data_ptr") else array.__array_interface__["data"][0]
+    return begin, *array.shape
 
 
 class HeddleExperts(_Experts):
@@ -152,19 +146,9 @@ class HeddleExperts(_Experts):
         """hidden_states bfloat16 [M, H], or float8_e4m3fn with a1q_scale float32 [M, H / 128]; topk_ids [M, k] over all experts and
         expert_map int32 [all experts], -1: not local; None: all are. output: bfloat16 [M, H], times topk_weights float32 [M, k]
         unless those were applied on the input."""
-        experts = self._experts(w1, w2, activation)
-        tokens = int(hidden_states.shape[0])
-        ids = lend(topk_ids, "topk_ids", ("int64", "int32"), (tokens, "topk"))
-        if expert_map is not None:
-            places = lend(expert_map, "expert_map", ("int32", "int64"), (global_num_experts,))
-            if ids.size and ids.max() >= global_num_experts:
-                raise InputError(f"topk_ids: expected -1 to {global_num_experts - 1}, got {ids.max()}")
-            ids = numpy.where(ids < 0, -1, places[ids])
-        weights = numpy.ascontiguousarray(lend(topk_weights, "topk_weights", "float32", ids.shape))
-        if apply_router_weight_on_input:
-            weights = numpy.ones_like(weights)
-        out = lend_writable(output, "output", "bfloat16", tuple(hidden_states.shape))
-        experts.routed(self._rows(hidden_states, a1q_scale), numpy.ascontiguousarray(ids, numpy.int32), weights, out)
+        weights = None if apply_router_weight_on_input else topk_weights
+        runner = self._runner(w1, w2, activation)
+        runner.routed(hidden_states, a1q_scale, topk_ids, weights, expert_map, output)
 
 
 class HeddleBatchedExperts(_Experts):
@@ -215,11 +199,9 @@ class HeddleBatchedExperts(_Experts):
         apply_router_weight_on_input: bool,
     ) -> None:
         """hidden_states bfloat16 [local experts, B, H], or float8_e4m3fn with a1q_scale float32 [local experts, B, H / 128], of
-        which the first expert_tokens_meta.expert_num_tokens (int32 [local experts]) are real. output: bfloat16 [local experts, B, H],
-        written there."""
+        which the first expert_tokens_meta.expert_num_tokens (int32 [local experts]) are real. output: bfloat16 [local experts, B,
+        H], written there."""
         if expert_tokens_meta is None:
             raise InputError("expert_tokens_meta: expected the rows of each expert, got None")
-        experts = self._experts(w1, w2, activation)
-        counts = lend(expert_tokens_meta.expert_num_tokens, "expert_num_tokens", "int32", (int(w1.shape[0]),))
-        out = lend_writable(output, "output", "bfloat16", tuple(hidden_states.shape))
-        experts.masked(self._rows(hidden_states, a1q_scale), counts, out=out)
+        counts, runner = expert_tokens_meta.expert_num_tokens, self._runner(w1, w2, activation)
+        runner.masked(hidden_states, a1q_scale, counts, int(topk_ids.shape[1]), output)
