@@ -8,6 +8,7 @@ import support
 from adapted import EXPERTS, TOPK, Batch, back, to, tokens_of
 from stored import draw, swiglu, widened
 from test_deepgemm import packed
+from test_device import why_not
 
 import heddle
 import ml_dtypes
@@ -140,6 +141,19 @@ class Mega(unittest.TestCase):
         self.assertTrue(same.any())
         np.testing.assert_array_equal(support.bits(out[same]), support.bits(expected[same]))
 
+    @unittest.skipIf(adapted.torch is None, "torch is not here")
+    def test_rows_on_a_gpu_are_those_of_the_host(self):
+        """torch's way to widen them, in host memory."""
+        group = heddle.thread_group(1)[0]
+        for mma_type in ("fp8xfp4", "bf16xbf16"):
+            buffer, batch = make(group, mma_type, "torch"), Batch(0, 6)
+            write(buffer, batch, "torch")
+            for tokens in (6, 1, 0):
+                given, expected = (tuple(map(back, buffer._tokens_on_gpu(tokens))), buffer._tokens(tokens))
+                for one, other in zip(given, expected, strict=True):
+                    self.assertEqual(one.dtype, other.dtype)
+                    np.testing.assert_array_equal(one, other)
+
     def test_a_fault_and_a_reset(self):
         layer = Layer(0, "bf16xbf16")
 
@@ -196,6 +210,40 @@ class Mega(unittest.TestCase):
             warnings.simplefilter("always")
             self.assertEqual(deepgemm.get_symm_buffer_for_mega_moe(group, *sizes, use_fp8_dispatch=True).mma_type, "fp8xfp4")
         self.assertEqual([one.category for one in seen], [DeprecationWarning])
+
+
+@unittest.skipIf(why_not(), why_not())
+class OnGpu(unittest.TestCase):
+    def test_against_the_host_engine(self):
+        """Two layers on one GPU, with other tokens every step, and in a graph."""
+        torch = adapted.torch
+        group = heddle.thread_group(1)[0]
+        for mma_type, bound in (("fp8xfp4", 1.5e-2), ("bf16xbf16", 4e-3)):
+            layers, host = [Layer(0, mma_type), Layer(1, mma_type)], make(group, mma_type, "torch")
+            sizes = EXPERTS, MOST, TOPK, HIDDEN, WIDE
+            buffer = deepgemm.SymmBuffer(group, *sizes, mma_type=mma_type, like=torch.empty(0, device="cuda"))
+            function = deepgemm.bf16_mega_moe if buffer.x_sf is None else deepgemm.fp8_fp4_mega_moe
+            weights = [layer.of_rank("torch", 0, 1) for layer in layers]
+            for step, tokens in enumerate((9, 0, MOST)):
+                batch = Batch(0, tokens, step)
+                for own in weights:
+                    expected = call(host, batch, own, "torch").astype(np.float64)
+                    for name in ("x", "x_sf", "topk_idx", "topk_weights"):
+                        if getattr(host, name) is not None:
+                            getattr(buffer, name).copy_(getattr(host, name))
+                    y = torch.full((tokens, HIDDEN), 7.0, dtype=torch.bfloat16, device="cuda")
+                    function(y, *own, buffer)
+                    torch.cuda.synchronize()
+                    if tokens:
+                        self.assertLess(oracle.relative_error(y.float().cpu().numpy(), expected), bound)
+            graph, again = torch.cuda.CUDAGraph(), torch.empty_like(y)
+            with torch.cuda.graph(graph):
+                function(again, *weights[1], buffer)
+            graph.replay()
+            torch.cuda.synchronize()
+            self.assertTrue(torch.equal(again, y))
+            with self.assertRaisesRegex(heddle.InputError, "expected None: rows of experts are not counted on a GPU"):
+                function(y, *weights[0], buffer, cumulative_local_expert_recv_stats=torch.zeros(EXPERTS, dtype=torch.int32))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
 
 A product sums K in steps of 128 (docs/numerics.md, GEMM 1). Operands are fp8 rows with a scale of 128 or 32 columns, and weights of
 fp8 with a scale of 128 x 128 or of 32 columns, or fp4 with a scale of 32 columns; or bfloat16. Arrays are NumPy's or torch's CPU
-tensors. Names and arguments are those of DeepGEMM 2.8.1 as vLLM 0.33.0 carries it. Errors are heddle.InputError and FaultError."""
+tensors, of mega MoE also a GPU's (SymmBuffer). Names and arguments are those of DeepGEMM 2.8.1 as vLLM 0.33.0 carries it. Errors
+are heddle.InputError and FaultError."""
 
 from __future__ import annotations
 

@@ -11,14 +11,13 @@ import ml_dtypes
 import numpy
 
 from heddle import _core, formats
+from heddle.adapters.deepgemm_layers import DeviceLayers, HostLayers
 from heddle.adapters.deepgemm_scales import unpacked
 from heddle.adapters.tensors import lend, lend_writable, like, numpy_of
 from heddle.adapters.trips import experts_a_rank, joined, lend_stats
 from heddle.errors import InputError
-from heddle.exchange import Exchange, ExchangeOptions
-from heddle.layer import MoeLayer, Workspace
-from heddle.options import LayerOptions, Quantisation, Step, WeightKindName
-from heddle.source import Source
+from heddle.options import LayerOptions, Quantisation, WeightKindName
+from heddle.source import RankWeights, Source
 
 GROUP = Quantisation(32, "ue8m0")
 """Of rows and activations, as DeepGEMM's mega MoE has them."""
@@ -51,10 +50,19 @@ def _check_activation(activation: str) -> None:
         raise InputError(f"activation: expected swiglu, got {activation}")
 
 
+def _is_on_gpu(array: Any) -> bool:
+    return getattr(getattr(array, "device", None), "type", "cpu") == "cuda"
+
+
+def _here(array: Any) -> Any:
+    """In host memory: layers of a GPU, too, read their weights there."""
+    return array.detach().cpu() if _is_on_gpu(array) else array
+
+
 def _transformed(weights: Any, name: str) -> MegaWeights:
     if not isinstance(weights, tuple | list):
-        return MegaWeights(lend(weights, name, "bfloat16", ("experts", "rows", "columns")), None, "bf16")
-    values, scales = numpy_of(weights[0], f"{name}[0]"), weights[1]
+        return MegaWeights(lend(_here(weights), name, "bfloat16", ("experts", "rows", "columns")), None, "bf16")
+    values, scales = numpy_of(_here(weights[0]), f"{name}[0]"), _here(weights[1])
     if values.ndim != 3 or values.dtype.name not in ("float8_e4m3fn", "int8", "uint8"):
         got = f"{values.dtype} {list(values.shape)}"
         raise InputError(f"{name}[0]: expected float8_e4m3fn or int8 (two of fp4) [E, rows, columns], got {got}")
@@ -69,7 +77,8 @@ def transform_weights_for_mega_moe(
 ) -> tuple[MegaWeights, MegaWeights]:
     """This rank's weights as mega MoE calls take them. l1_weights: gate before up, [E, 2 D, H], l2_weights: [E, H, D]; bfloat16, or
     pairs of float8_e4m3fn, or int8 (two of fp4, the even one low), and int32 [E, rows, columns / 128] of four ue8m0 each, of 32
-    columns, in any order in memory. Values are not copied: they stay as they are until the last call."""
+    columns, in any order in memory. Values in host memory are not copied: they stay as they are until the last call. Those of a GPU
+    are copied to host memory, and again to the GPU by the first call of a layer."""
     _check_activation(activation)
     return _transformed(l1_weights, "l1_weights"), _transformed(l2_weights, "l2_weights")
 
@@ -79,7 +88,8 @@ class SymmBuffer:
 
     Arguments are DeepGEMM's; group: a torch process group or a heddle.Group; num_max_tokens_per_rank: C, as given; mma_type:
     fp8xfp4, fp8xfp8 or bf16xbf16; base: another buffer, whose ranks this one has. Heddle's own: like, an array whose kind the
-    buffer's are of (None: torch's where torch is loaded, else NumPy's).
+    buffer's are of (None: torch's in host memory where torch is loaded, else NumPy's). A tensor of a GPU makes this a buffer of
+    that GPU, whose calls are queued on the current stream: one process a GPU, fp8xfp4 or bf16xbf16, and no counts.
 
     x: float8_e4m3fn [C, H] and x_sf: int32 [C, H / 128] of four ue8m0, of 32 columns each; or x bfloat16 and x_sf None; topk_idx:
     int64 [C, k], -1: none; topk_weights: float32 [C, k]. A call takes the first rows of each."""
@@ -113,10 +123,9 @@ class SymmBuffer:
         self.num_experts, self.num_max_tokens_per_rank, self.num_topk = num_experts, num_max_tokens_per_rank, num_topk
         self.hidden, self.intermediate_hidden, self.num_shared_experts = hidden, intermediate_hidden, num_shared_experts
         self.mma_type, self.activation = mma_type, activation
-        # By a small exchange ranks can meet again after a fault, however far each had come.
-        self._meeting = Exchange(self._group, ExchangeOptions(hidden=64, experts=self._group.ranks, topk=1, cap=1))
-        self._workspaces: dict[float | None, Workspace] = {}  # by clamp
-        self._layers: dict[tuple[int, int, float | None], tuple[MegaWeights, MegaWeights, MoeLayer]] = {}
+        on_gpu = _is_on_gpu(like)
+        self._layers: HostLayers | DeviceLayers
+        self._layers = DeviceLayers(self._group, int(like.device.index or 0)) if on_gpu else HostLayers(self._group)
         self._make_arrays(like)
 
     def _make_arrays(self, kind: Any) -> None:
@@ -124,44 +133,43 @@ class SymmBuffer:
         if kind is None:
             kind = numpy.empty(0) if torch is None else torch.empty(0)
         most, is_bf16 = self.num_max_tokens_per_rank, self.mma_type == "bf16xbf16"
-        rows = numpy.zeros((most, self.hidden), ml_dtypes.bfloat16 if is_bf16 else ml_dtypes.float8_e4m3fn)
-        self.x = like(rows, kind)
-        self.x_sf = None if is_bf16 else like(numpy.zeros((most, self.hidden // _PACKED), numpy.int32), kind)
-        self.topk_idx = like(numpy.zeros((most, self.num_topk), numpy.int64), kind)
-        self.topk_weights = like(numpy.zeros((most, self.num_topk), numpy.float32), kind)
+
+        def zeros(columns: int, element: Any) -> Any:
+            made = like(numpy.zeros((most, columns), element), kind)
+            return made.to(kind.device) if _is_on_gpu(kind) else made
+
+        self.x = zeros(self.hidden, ml_dtypes.bfloat16 if is_bf16 else ml_dtypes.float8_e4m3fn)
+        self.x_sf = None if is_bf16 else zeros(self.hidden // _PACKED, numpy.int32)
+        self.topk_idx, self.topk_weights = zeros(self.num_topk, numpy.int64), zeros(self.num_topk, numpy.float32)
 
     def destroy(self) -> None:
         """Lets go of the layers and arrays; what layers held goes when the group ends."""
-        self._layers, self._workspaces = {}, {}
+        self._layers.clear()
         self.group = self.x = self.x_sf = None
 
     def reset(self, live: Sequence[bool] | None = None) -> None:
-        """Not DeepGEMM's: after a FaultError, by all ranks that go on; live: as Workspace.reset's. Layers are made anew by the next
-        calls; the memory of the old ones goes when the group ends."""
-        self._meeting.reset(live)
-        self._layers, self._workspaces = {}, {}
+        """Not DeepGEMM's: after a FaultError, by all ranks that go on; live: as Workspace.reset's. On the host engine layers are
+        made anew by the next calls; the memory of the old ones goes when the group ends."""
+        self._layers.reset(live)
 
-    def _layer(self, l1: MegaWeights, l2: MegaWeights, clamp: float | None) -> MoeLayer:
-        """Collective for weights that have not been here."""
-        key = (id(l1.values), id(l2.values), clamp)  # kept below, so they stay
-        if key not in self._layers:
-            here = experts_a_rank(self.num_experts, self._group.ranks)
-            source = Source.of_fused_arrays(
-                l1.values,
-                l2.values,
-                topk=self.num_topk,
-                kind=l1.kind,
-                gate_up_scales=l1.scales,
-                down_scales=l2.scales,
-                first=self._group.rank * here,
-                experts=self.num_experts,
-            )
-            weights = source.load(self._group.rank, self._group.ranks)
-            options = LayerOptions(cap=self.num_max_tokens_per_rank, way="mega", quantisation=GROUP, clamp=clamp)
-            if clamp not in self._workspaces:
-                self._workspaces[clamp] = Workspace(self._group, [(weights, options)])
-            self._layers[key] = l1, l2, MoeLayer(self._workspaces[clamp], weights, options)
-        return self._layers[key][2]
+    def _load(self, l1: MegaWeights, l2: MegaWeights) -> RankWeights:
+        here = experts_a_rank(self.num_experts, self._group.ranks)
+        source = Source.of_fused_arrays(
+            l1.values,
+            l2.values,
+            topk=self.num_topk,
+            kind=l1.kind,
+            gate_up_scales=l1.scales,
+            down_scales=l2.scales,
+            first=self._group.rank * here,
+            experts=self.num_experts,
+        )
+        return source.load(self._group.rank, self._group.ranks)
+
+    def _run(self, l1: MegaWeights, l2: MegaWeights, clamp: float | None, given: tuple[Any, Any, Any], out: Any) -> None:
+        options = LayerOptions(cap=self.num_max_tokens_per_rank, way="mega", quantisation=GROUP, clamp=clamp)
+        key = id(l1.values), id(l2.values), clamp
+        self._layers.call(key, (l1, l2), lambda: self._load(l1, l2), options, given, out)
 
     def _check_weights(self, l1: Any, l2: Any) -> None:
         if not isinstance(l1, MegaWeights) or not isinstance(l2, MegaWeights):
@@ -176,10 +184,23 @@ class SymmBuffer:
             if weights.kind != kind or list(weights.values.shape) != expected:
                 raise InputError(f"{name}: expected {kind} {expected}, got {weights.kind} {list(weights.values.shape)}")
 
-    def _tokens(self, tokens: int) -> tuple[Any, Any, Any]:
-        """hidden bfloat16, ids int32 and weights float32 of the first rows."""
+    def _check_tokens(self, tokens: int) -> None:
         if tokens > self.num_max_tokens_per_rank:
             raise InputError(f"y: expected at most num_max_tokens_per_rank = {self.num_max_tokens_per_rank} tokens, got {tokens}")
+
+    def _tokens_on_gpu(self, tokens: int) -> tuple[Any, Any, Any]:
+        """As _tokens; ids are looked at by the call's kernels."""
+        torch = sys.modules["torch"]
+        rows = self.x[:tokens]
+        if self.x_sf is not None:
+            powers = (self.x_sf[:tokens].contiguous().view(torch.uint8).to(torch.int32) << 23).view(torch.float32)
+            groups = self.hidden // 32
+            wide = rows.to(torch.float32).view(tokens, groups, 32) * powers.view(tokens, groups, 1)
+            rows = wide.view(tokens, self.hidden).to(torch.bfloat16)
+        return rows.contiguous(), self.topk_idx[:tokens].to(torch.int32), self.topk_weights[:tokens].contiguous()
+
+    def _tokens(self, tokens: int) -> tuple[Any, Any, Any]:
+        """hidden bfloat16, ids int32 and weights float32 of the first rows."""
         sizes = (self.num_max_tokens_per_rank, self.num_topk)
         ids = lend(self.topk_idx, "topk_idx", ("int64", "int32"), sizes)[:tokens]
         if ids.size and not (-1 <= ids.min() and ids.max() < self.num_experts):
@@ -227,17 +248,23 @@ def get_symm_buffer_for_mega_moe(
 def _call(y: Any, l1: Any, l2: Any, buffer: SymmBuffer, stats: Any, clamp: float | None) -> None:
     """All that can be refused is refused before anything is sent."""
     buffer._check_weights(l1, l2)
+    if _is_on_gpu(buffer.x):
+        if stats is not None:
+            raise InputError("cumulative_local_expert_recv_stats: expected None: rows of experts are not counted on a GPU")
+        buffer._check_tokens(int(y.shape[0]))
+        buffer._run(l1, l2, clamp, buffer._tokens_on_gpu(int(y.shape[0])), y)
+        return
     out = lend_writable(y, "y", "bfloat16", ("tokens", buffer.hidden))
     if not out.flags.c_contiguous:
         raise InputError(f"y: expected C order, got strides {out.strides}")
+    buffer._check_tokens(len(out))
     counters = lend_stats(stats, buffer.num_experts, buffer._group.ranks)
     if counters is not None and buffer.num_experts > MOST_COUNTED:
         raise InputError(f"cumulative_local_expert_recv_stats: expected at most {MOST_COUNTED} experts, got {buffer.num_experts}")
-    hidden, ids, weights = buffer._tokens(len(out))
-    layer = buffer._layer(l1, l2, clamp)
-    layer.forward(hidden, ids, weights, out, step=Step(buffer.num_max_tokens_per_rank))
+    given = buffer._tokens(len(out))
+    buffer._run(l1, l2, clamp, given, out)
     if counters is not None:
-        buffer._add_counts(counters, ids)
+        buffer._add_counts(counters, given[1])
 
 
 def _refuse(activation: str, alpha: float, beta: float, **absent: Any) -> None:
