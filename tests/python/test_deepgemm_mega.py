@@ -1,5 +1,8 @@
 """DeepGEMM's mega MoE: layers and steps of tokens that are written into one buffer, as its users call it."""
 
+import subprocess
+import sys
+import tempfile
 import unittest
 import warnings
 
@@ -210,6 +213,42 @@ class Mega(unittest.TestCase):
             warnings.simplefilter("always")
             self.assertEqual(deepgemm.get_symm_buffer_for_mega_moe(group, *sizes, use_fp8_dispatch=True).mma_type, "fp8xfp4")
         self.assertEqual([one.category for one in seen], [DeprecationWarning])
+
+
+# Two processes as torchrun starts them, each with its experts and its tokens, against the reference over all experts.
+LAUNCHED = """
+import heddle, torch
+from heddle.adapters import deepgemm
+torch.distributed.init_process_group("gloo")
+group = torch.distributed.group.WORLD
+torch.manual_seed(7)
+w1, w2 = ((0.1 * torch.randn(4, rows, 128)).bfloat16() for rows in (256, 128))
+here = slice(2 * group.rank(), 2 * group.rank() + 2)
+buffer = deepgemm.get_symm_buffer_for_mega_moe(group, 4, 8, 2, 128, 128, mma_type="bf16xbf16")
+weights = deepgemm.transform_weights_for_mega_moe(w1[here], w2[here])
+x, ids = torch.randn(3 + group.rank(), 128).bfloat16(), torch.tensor([[0, 3], [1, 2], [3, -1], [2, 1]])[: 3 + group.rank()]
+buffer.x[: len(x)].copy_(x)
+buffer.topk_idx[: len(x)].copy_(ids)
+buffer.topk_weights[: len(x)].fill_(0.5)
+y = torch.empty_like(x)
+deepgemm.bf16_mega_moe(y, *weights, buffer)
+source = heddle.Source.of_fused_arrays(w1, w2, topk=2)
+options = heddle.LayerOptions(cap=8, way="mega")
+expected = heddle.reference(source, x, ids.int(), torch.full(ids.shape, 0.5), options)
+assert (y.float() - expected.float()).norm() <= 4e-3 * expected.float().norm()
+torch.distributed.destroy_process_group()
+"""
+
+
+class Launched(unittest.TestCase):
+    @unittest.skipIf(adapted.torch is None, "torch is not here")
+    def test_a_process_group_of_torch(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".py") as program:
+            program.write(LAUNCHED)
+            program.flush()
+            command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", program.name]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
 
 
 @unittest.skipIf(why_not(), why_not())
