@@ -105,6 +105,23 @@ class Products(unittest.TestCase):
                     self.assertLess(error(back(d)[there], expected[there]), support.BOUND["bf16"])
                     self.assertTrue((back(d)[~there] == 7).all())
 
+    def test_a_scale_of_128_columns_of_a_row(self):
+        """What packed scales of b mean where nothing else is said; and the same of fp4."""
+        random, layout = np.random.default_rng(support.SEED), np.array([0, 2, 1, 1], np.int32)
+        scales = np.exp2(random.integers(-9, -5, (GROUPS, N, K // 128))).astype(np.float32)
+        for of in ("mxfp8", "mxfp4"):
+            stored, _ = draw(random, of, GROUPS, N, K)
+            wide = widened(of, stored, scales.repeat(4, axis=2))
+            operands = Operands("fp8_block", (len(layout),), 128, True)
+            expected = np.einsum("mk,mnk->mn", operands.values, wide[layout])
+            for b_scales, recipe in ((packed(scales), {}), (scales, {"recipe_a": (1, 128), "recipe_b": (1, 128)})):
+                d = np.empty((len(layout), N), ml_dtypes.bfloat16)
+                deepgemm.m_grouped_fp8_fp4_gemm_nt_contiguous(operands.a, (stored, b_scales), d, layout, **recipe)
+                with self.subTest(weights=of, recipe=recipe):
+                    self.assertLess(error(d, expected), support.BOUND["bf16"])
+        with self.assertRaisesRegex(heddle.InputError, "b\\[1\\]: expected powers of 2"):
+            deepgemm.m_grouped_fp8_fp4_gemm_nt_contiguous(operands.a, (stored, 3 * scales), d, layout, recipe=(1, 1, 128))
+
     def test_bf16(self):
         layout, counts = np.array([1, -1, 0, 2, 2], np.int32), np.array([2, 0, 1], np.int32)
         weights = rows(GROUPS, N, K).astype(ml_dtypes.bfloat16)

@@ -25,8 +25,8 @@ def _torch() -> Any:
 def _of_torch(tensor: Any, name: str) -> Any:
     if tensor.device.type != "cpu":
         raise InputError(
-            f"{name}: expected host memory, got {tensor.device}: adapters stand on heddle.Exchange, which is of the host engine; "
-            "heddle.device has whole layers (DeviceLayer) and no exchange alone yet"
+            f"{name}: expected host memory, got {tensor.device}: this part of the adapters is of the host engine; "
+            "heddle.device has whole layers (DeviceLayer) and experts (DeviceExperts), no exchange or product alone yet"
         )
     element = str(tensor.dtype).removeprefix("torch.")
     if element not in _EXTENDED:
