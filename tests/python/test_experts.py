@@ -126,6 +126,12 @@ class Runners(unittest.TestCase):
             values, scales = draw(np.random.default_rng(0), "mxfp8", 2, 128, 64)
             down, _ = draw(np.random.default_rng(0), "mxfp8", 2, 64, 64)
             heddle.Source.of_fused_arrays(values, down, topk=1, kind="mxfp8", gate_up_scales=scales)
+        with self.assertRaisesRegex(heddle.InputError, "fp8 blocks of 128 rows cannot be cut at row 64"):
+            (first, first_scales), (second, second_scales) = (
+                draw(np.random.default_rng(0), "fp8_block", 2, rows, columns) for rows, columns in ((128, 128), (128, 64))
+            )
+            scales = {"gate_up_scales": first_scales, "down_scales": second_scales}
+            heddle.Source.of_fused_arrays(first, second, topk=1, kind="fp8_block", **scales).load(0, 1)
         with self.assertRaisesRegex(heddle.InputError, r"gate_up is \[4, 256, 256\] and down \[4, 256, 256\]"):
             heddle.Source.of_fused_arrays(layer.gate_up, layer.gate_up, topk=1)
 

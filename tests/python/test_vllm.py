@@ -162,6 +162,57 @@ class Steps(unittest.TestCase):
         heddle.run_threads(2, main, deadline=1.5)
 
 
+class Standard(vllm_base.FusedMoEExpertsModular):
+    """Experts as vLLM's own are: every id names an expert, the map says which are here."""
+
+    layer, first = None, 0
+
+    def apply(self, output, hidden_states, w1, w2, topk_weights, topk_ids, activation, global_num_experts, expert_map, *_, **__):
+        assert topk_ids.min() >= 0
+        local = expert_map[topk_ids]
+        output[...] = adapted.routed_sums(self.layer, self.first, hidden_states, local, topk_weights)
+
+
+class Batched(Standard):
+    def apply(self, output, hidden_states, expert_tokens_meta, **_):
+        for local, count in enumerate(expert_tokens_meta.expert_num_tokens):
+            output[local, :count] = self.layer.expert(self.first + local, hidden_states[local, :count].astype(np.float32))
+
+
+class Alone(vllm_base.FusedMoEPrepareAndFinalizeModular):
+    """Prepare and finalize of a rank that has all experts."""
+
+    def __init__(self, activation_format):
+        self.activation_format = activation_format
+
+    def prepare(self, a1, *_):
+        return a1, None, None, None, None
+
+    def finalize(self, output, fused_expert_output, topk_weights, topk_ids, apply_router_weight_on_input, weight_and_reduce_impl):
+        weight_and_reduce_impl.apply(output, fused_expert_output, topk_weights, topk_ids, apply_router_weight_on_input)
+
+
+class OthersHalves(unittest.TestCase):
+    def test_experts_of_vllms_kind(self):
+        def main(group):
+            for batched, kind in ((False, Standard), (True, Batched)):
+                pair = Pair(Buffer(group), LAYERS[0], batched, "numpy")
+                theirs = kind(NO_MODEL, PLAIN)
+                theirs.layer, theirs.first = LAYERS[0], first_expert(group.rank, 2)
+                for name in ("activation_format", "workspace_shapes", "finalize_weight_and_reduce_impl"):
+                    setattr(theirs, name, getattr(pair.experts, name))
+                pair.experts = theirs
+                batch = Batch(group.rank, 6)
+                check(self, LAYERS[0], batch, pair.call(*batch.given("numpy")))
+
+        heddle.run_threads(2, main, deadline=20)
+
+    def test_a_prepare_of_anothers(self):
+        pair, batch = Pair(Buffer(heddle.thread_group(1)[0]), LAYERS[0], False, "numpy"), Batch(0, 6)
+        pair.carrier = Alone(pair.experts.activation_format())
+        check(self, LAYERS[0], batch, pair.call(*batch.given("numpy")))
+
+
 class Blocks(unittest.TestCase):
     """fp8 weights in blocks of 128, as vLLM loads DeepSeek's."""
 
