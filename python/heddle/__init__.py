@@ -14,9 +14,11 @@ from heddle._core import version as __version__
 from heddle.checking import reference
 from heddle.errors import Error, FaultError, InputError
 from heddle.exchange import Arrived, Exchange, ExchangeOptions
+from heddle.experts import Experts, grouped_product
 from heddle.group import join, run_threads
 from heddle.layer import MoeLayer, Workspace, workspace_bytes
 from heddle.options import (
+    ExpertOptions,
     LayerOptions,
     LayerReport,
     LayerShape,
@@ -46,6 +48,8 @@ __all__ = [
     "Error",
     "Exchange",
     "ExchangeOptions",
+    "ExpertOptions",
+    "Experts",
     "FaultError",
     "Group",
     "InputError",
@@ -70,6 +74,7 @@ __all__ = [
     "budget_plan",
     "check_cap",
     "formats",
+    "grouped_product",
     "join",
     "join_group",
     "plan",

@@ -5,6 +5,7 @@ from heddle.arrays import Array
 from heddle.device import DeviceSeconds
 from heddle.exchange import ExchangeOptions
 from heddle.options import (
+    ExpertOptions,
     LayerOptions,
     LayerReport,
     LayerShape,
@@ -56,6 +57,18 @@ class Source:
     @staticmethod
     def of_arrays(
         gate: Array, up: Array, down: Array, topk: int, clamp: float | None, shared: tuple[Array, Array, Array] | None
+    ) -> Source: ...
+    @staticmethod
+    def of_fused(
+        gate_up: Array,
+        down: Array,
+        kind: WeightKindName,
+        gate_up_scales: Array | None,
+        down_scales: Array | None,
+        topk: int,
+        clamp: float | None,
+        first: int,
+        experts: int | None,
     ) -> Source: ...
     def with_topk(self, topk: int) -> Source: ...
     def route_into(self, hidden: Array, router: RouterOptions | None, ids: Array, weights: Array) -> None: ...
@@ -112,6 +125,24 @@ class RankExchange:
     @property
     def bytes(self) -> int: ...
 
+class RankExperts:
+    def __init__(self, weights: RankWeights, options: ExpertOptions) -> None: ...
+    def contiguous(
+        self, rows: Array, scales: Array | None, begins: Array, counts: Array, row_weights: Array | None, out: Array
+    ) -> None: ...
+    def masked(self, rows: Array, scales: Array | None, counts: Array, row_weights: Array | None, out: Array) -> None: ...
+    def routed(self, rows: Array, scales: Array | None, local_ids: Array, weights: Array, out: Array) -> None: ...
+
+def grouped_product_into(
+    rows: Array,
+    row_scales: Array | None,
+    quantisation: Quantisation,
+    kind: WeightKindName,
+    weights: Array,
+    weight_scales: Array | None,
+    groups: Array,
+    out: Array,
+) -> None: ...
 def workspace_bytes(layers: Layers) -> int: ...
 def presets() -> list[Preset]: ...
 def preset(name: str) -> Preset: ...
@@ -163,6 +194,33 @@ class RankDeviceLayer:
     def explain(self, step: Step) -> str: ...
     @property
     def seconds(self) -> DeviceSeconds: ...
+    @property
+    def weight_bytes(self) -> int: ...
+    @property
+    def buffer_bytes(self) -> int: ...
+
+class RankDeviceExperts:
+    def __init__(
+        self, weights: RankWeights, options: ExpertOptions, device: int, most_rows: int, most_tokens: int, topk: int
+    ) -> None: ...
+    def contiguous(
+        self,
+        rows: Any,
+        scales: Any,
+        begins: Any,
+        counts: Any,
+        row_weights: Any,
+        out: Any,
+        expected_rows: int,
+        stream: int,
+    ) -> None: ...
+    def masked(
+        self, rows: Any, scales: Any, counts: Any, row_weights: Any, out: Any, expected_rows: int, stream: int
+    ) -> None: ...
+    def routed(
+        self, rows: Any, scales: Any, local_ids: Any, weights: Any, out: Any, expected_rows: int, stream: int
+    ) -> None: ...
+    def throw_if_failed(self) -> None: ...
     @property
     def weight_bytes(self) -> int: ...
     @property

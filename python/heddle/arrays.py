@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Protocol, runtime_checkable
 
 from heddle.errors import InputError
@@ -29,3 +30,11 @@ def empty_like(array: Any, name: str) -> Any:
     raise InputError(
         f"no way is known to make outputs like a {type(array).__name__}: give {name}=, an array of the same shape and dtype"
     )
+
+
+def as_bytes(array: Any) -> Any:
+    """The same memory as uint8 where elements are of one byte: what is lent of types that DLPack does not know."""
+    if str(getattr(array, "dtype", "")).removeprefix("torch.") in ("float8_e4m3fn", "float8_e8m0fnu", "int8"):
+        torch = sys.modules.get("torch")
+        return array.view(torch.uint8 if torch is not None and isinstance(array, torch.Tensor) else "uint8")
+    return array

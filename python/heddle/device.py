@@ -18,8 +18,9 @@ from typing import Any
 from heddle import _core
 from heddle.arrays import empty_like
 from heddle.errors import Error, InputError
+from heddle.experts import parts_of
 from heddle.layer import Layers
-from heddle.options import LayerOptions, Step
+from heddle.options import ExpertOptions, LayerOptions, Step
 from heddle.source import RankWeights
 
 
@@ -234,6 +235,105 @@ class DeviceLayer:
     @property
     def buffer_bytes(self) -> int:
         """Of device memory beside weights, heap and exchange."""
+        return self._core.buffer_bytes
+
+
+class DeviceExperts:
+    """The experts of one rank on one GPU, without an exchange: heddle.Experts, with arrays in the GPU's memory. Calls queue kernels
+    on a stream and return; they allocate nothing but `out`, if it is not given, and may be captured in a graph. Counts and ids are
+    read when the kernels run: with other values a captured call computes other rows. All memory is taken here.
+
+    weights: in host memory, read here and not needed later. device: as the process numbers it; most_rows: pairs of a row and an
+    expert in a call; most_tokens and topk: of routed calls (0: there are none). Raises InputError for what does not fit together
+    or what GPUs do not compute (docs/gpu.md)."""
+
+    def __init__(
+        self,
+        weights: RankWeights,
+        options: ExpertOptions | None = None,
+        *,
+        device: int = 0,
+        most_rows: int,
+        most_tokens: int = 0,
+        topk: int = 0,
+    ) -> None:
+        _need_cuda_part()
+        self.options = options if options is not None else ExpertOptions()
+        self.device, self.most_rows, self.most_tokens, self.topk = device, most_rows, most_tokens, topk
+        self._core = _core.RankDeviceExperts(weights._core, self.options, device, most_rows, most_tokens, topk)
+
+    def contiguous(
+        self,
+        rows: Any,
+        begins: Any,
+        counts: Any,
+        row_weights: Any = None,
+        out: Any = None,
+        *,
+        expected_rows: int = 0,
+        stream: int | None = None,
+    ) -> Any:
+        """heddle.Experts.contiguous; rows and out 16-byte aligned, scales of a multiple of 4 bytes a row. The runs must lie in
+        rows: they are not looked at before. expected_rows: of an expert (0: most_rows spread evenly), picks the kernel and changes
+        no bit. stream: a cudaStream_t as a number; None: the current one of rows' framework. Returns out."""
+        (values, scales), out, stream = self._call(rows, out, stream)
+        lent = _lend(values), _lend(scales), _lend(begins), _lend(counts), _lend(row_weights), _lend(out)
+        self._core.contiguous(*lent, expected_rows, stream)
+        return out
+
+    def masked(
+        self,
+        rows: Any,
+        counts: Any,
+        row_weights: Any = None,
+        out: Any = None,
+        *,
+        expected_rows: int = 0,
+        stream: int | None = None,
+    ) -> Any:
+        """heddle.Experts.masked, likewise. Rows beyond the counts may be read, and are not written."""
+        (values, scales), out, stream = self._call(rows, out, stream)
+        lent = _lend(values), _lend(scales), _lend(counts), _lend(row_weights), _lend(out)
+        self._core.masked(*lent, expected_rows, stream)
+        return out
+
+    def routed(
+        self,
+        rows: Any,
+        local_ids: Any,
+        weights: Any,
+        out: Any = None,
+        *,
+        expected_rows: int = 0,
+        stream: int | None = None,
+    ) -> Any:
+        """heddle.Experts.routed, likewise, of at most most_tokens tokens with topk choices."""
+        (values, scales), out, stream = self._call(rows, out, stream)
+        lent = _lend(values), _lend(scales), _lend(local_ids), _lend(weights), _lend(out)
+        self._core.routed(*lent, expected_rows, stream)
+        return out
+
+    @staticmethod
+    def _call(rows: Any, out: Any, stream: int | None) -> tuple[tuple[Any, Any], Any, int]:
+        values, scales = parts_of(rows)
+        if out is None:
+            if scales is not None:
+                raise InputError("out: expected memory for the results of fp8 rows, got None")
+            out = empty_like(values, "out")
+        return (values, scales), out, current_stream(values) if stream is None else stream
+
+    def throw_if_failed(self) -> None:
+        """Once the stream has been waited for: raises Error where a call met a count that did not fit."""
+        self._core.throw_if_failed()
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of device memory."""
+        return self._core.weight_bytes
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Of device memory beside the weights."""
         return self._core.buffer_bytes
 
 

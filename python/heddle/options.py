@@ -47,6 +47,19 @@ class Quantisation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExpertOptions:
+    """The arithmetic of experts without an exchange."""
+
+    activation: ActivationName | None = None
+    """None: bf16 where the weights are bf16, else fp8."""
+    quantisation: Quantisation = field(default_factory=Quantisation)
+    clamp: float | None = None
+    """L of the SwiGLU clamp. None: the shape's."""
+    weight_at: Literal["activation", "combine"] = "activation"
+    """Where row weights are applied; combine: in routed sums, and else not at all."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerOptions:
     """Everything a layer is created with (docs/python.md says which fields belong to which way)."""
 

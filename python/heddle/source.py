@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from heddle import _core
-from heddle.arrays import Array
+from heddle.arrays import Array, as_bytes
 from heddle.options import LayerOptions, LayerShape, RouterOptions, WeightKindName
 
 
@@ -71,6 +71,29 @@ class Source:
         """bf16 weights in host memory, which are not copied and kept alive: gate and up [experts, D, H], down [experts, H, D];
         shared: the shared expert's gate and up [D', H] and down [H, D']."""
         return cls(_core.Source.of_arrays(gate, up, down, topk, clamp, shared))
+
+    @classmethod
+    def of_fused_arrays(
+        cls,
+        gate_up: Any,
+        down: Any,
+        *,
+        topk: int,
+        kind: WeightKindName = "bf16",
+        gate_up_scales: Any = None,
+        down_scales: Any = None,
+        clamp: float | None = None,
+        first: int = 0,
+        experts: int | None = None,
+    ) -> Source:
+        """Weights as engines keep them, in host memory, not copied and kept alive: gate_up [E, 2 D, H], gate before up, and down
+        [E, H, D], of experts first to first + E of `experts` in all (None: there are no others).
+
+        kind: bf16; fp8_block: float8_e4m3fn with scales float32 [E, rows / 128, columns / 128], D a multiple of 128; mxfp8:
+        float8_e4m3fn, and mxfp4: two e2m1 a byte, the even one low, both with scales float8_e8m0fnu [E, rows, columns / 32]. One-byte
+        types may be given as bytes. Raises InputError for what does not fit; load does for experts that are not here."""
+        arrays = (as_bytes(gate_up), as_bytes(down), kind, as_bytes(gate_up_scales), as_bytes(down_scales))
+        return cls(_core.Source.of_fused(*arrays, topk, clamp, first, experts))
 
     @property
     def shape(self) -> LayerShape:

@@ -15,12 +15,14 @@ NB_MODULE(_core, module) {
   bind_group(module);
   bind_source(module);
   bind_exchange(module);
+  bind_experts(module);
   bind_layer(module);
   bind_plan(module);
   bind_formats(module);
   bind_reference(module);
 #ifdef HEDDLE_CUDA
   bind_device(module);
+  bind_device_experts(module);
 #endif
   module.def("address_of", &address_of, nanobind::arg("array"), "Where an array's memory begins (for tests of copies).");
 }

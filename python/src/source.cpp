@@ -9,6 +9,7 @@
 
 #include "arrays.hpp"
 #include "layer/synthetic.hpp"
+#include "matrices.hpp"
 #include "options.hpp"
 #include "rooms.hpp"
 
@@ -97,6 +98,42 @@ Pointer of_arrays(nb::handle gate, nb::handle up, nb::handle down, int topk, std
   return made;
 }
 
+/// Experts [first, first + those of the arrays) of `experts`: gate_up [.., 2 D, H], gate first, and down [.., H, D].
+Pointer of_fused(nb::handle gate_up, nb::handle down, nb::handle kind, nb::handle gate_up_scales, nb::handle down_scales, int topk,
+                 std::optional<float> clamp, int first, std::optional<int> experts) {
+  struct Stacks {
+    MatrixStack gate_up, down;
+  };
+  auto made = std::make_shared<Source>();
+  LayerSource& source = made->source;
+  source.kind = value_of(tool::kinds, kind, "kind");
+  const std::shared_ptr<const Stacks> stacks(
+      new Stacks{MatrixStack("gate_up", source.kind, gate_up, gate_up_scales), MatrixStack("down", source.kind, down, down_scales)},
+      [](const Stacks* kept) {
+        const nb::gil_scoped_acquire gil;
+        delete kept;
+      });
+  const int here = stacks->gate_up.count(), wide = stacks->gate_up.rows() / 2, hidden = stacks->gate_up.cols();
+  if (stacks->down.count() != here || stacks->down.rows() != hidden || stacks->down.cols() != wide ||
+      stacks->gate_up.rows() % 2 != 0) {
+    throw InputError(
+        fmt::format("gate_up is [{}, {}, {}] and down [{}, {}, {}] in values; expected [experts, 2 D, H] and [experts, H, D]", here,
+                    stacks->gate_up.rows(), hidden, stacks->down.count(), stacks->down.rows(), stacks->down.cols()));
+  }
+  const int all = experts ? *experts : first + here;
+  if (first < 0 || first + here > all)
+    throw InputError(fmt::format("experts {} to {} of a layer that has {}", first, first + here - 1, all));
+  source.shape = {hidden, wide, all, topk, clamp};
+  source.expert = [stacks, first, here, wide](int id) {
+    if (id < first || id >= first + here)
+      throw InputError(fmt::format("expert {} is not in these arrays, which have {} to {}", id, first, first + here - 1));
+    const MatrixStack& both = stacks->gate_up;
+    return ExpertWeights{both.part(id - first, 0, wide), both.part(id - first, wide, wide), stacks->down.matrix(id - first)};
+  };
+  made->owner = stacks;
+  return made;
+}
+
 Pointer with_topk(const Pointer& source, int topk) {
   auto changed = std::make_shared<Source>(*source);
   changed->source.shape.topk = topk;
@@ -142,6 +179,8 @@ void bind_source(nb::module_& module) {
       .def_static("open", &open_checkpoint, "path"_a, "layer_index"_a = nb::none())
       .def_static("draw", &draw, "shape"_a, "kind"_a, "shared_kind"_a.none(), "shared_intermediate"_a, "seed"_a)
       .def_static("of_arrays", &of_arrays, "gate"_a, "up"_a, "down"_a, "topk"_a, "clamp"_a.none(), "shared"_a.none())
+      .def_static("of_fused", &of_fused, "gate_up"_a, "down"_a, "kind"_a, "gate_up_scales"_a.none(), "down_scales"_a.none(),
+                  "topk"_a, "clamp"_a.none(), "first"_a, "experts"_a.none())
       .def("with_topk", &with_topk, "topk"_a)
       .def("route_into", &route_into, "hidden"_a, "router"_a.none(), "ids"_a, "weights"_a)
       .def("load", &load, "rank"_a, "ranks"_a, "placement"_a.none(), "slices"_a)

@@ -7,9 +7,17 @@ import zipfile
 from pathlib import Path
 
 FOLDER = Path(__file__).parent.parent.parent / "build" / "pinned"
-VERSIONS = {"sglang": "0.5.23"}
-ROOMS = {"sglang": "sglang/srt/layers/moe/"}  # what is kept
-WHEEL = ["--python-version", "3.11", "--platform", "manylinux_2_34_x86_64", "--only-binary", ":all:"]  # for any Python here
+VERSIONS = {"sglang": "0.5.23", "vllm": "0.33.0"}
+ROOMS = {  # what is kept
+    "sglang": ("sglang/srt/layers/moe/",),
+    "vllm": ("vllm/model_executor/layers/fused_moe/", "vllm/third_party/deep_gemm/"),
+}
+PLATFORMS = {"sglang": "manylinux_2_34_x86_64", "vllm": "manylinux_2_28_x86_64"}
+SECONDS = {"sglang": 120, "vllm": 600}  # vLLM's wheel is of 340 MB
+
+
+def _for_any_python(name):
+    return ["--python-version", "3.11", "--platform", PLATFORMS[name], "--only-binary", ":all:"]
 
 
 def package(name):
@@ -19,11 +27,12 @@ def package(name):
     if unpacked.exists():
         return unpacked
     FOLDER.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps", *WHEEL, "-d", str(FOLDER)]
+    command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]
+    command += [*_for_any_python(name), "-d", str(FOLDER), wanted]
     try:
-        done = subprocess.run([*command, wanted], capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS[name], check=False)
     except subprocess.TimeoutExpired:
-        raise unittest.SkipTest(f"{wanted} was not fetched within 120 seconds") from None
+        raise unittest.SkipTest(f"{wanted} was not fetched within {SECONDS[name]} seconds") from None
     if done.returncode != 0:
         raise unittest.SkipTest(f"{wanted} could not be fetched: {(done.stderr.strip() or 'pip failed').splitlines()[-1]}")
     wheel = next(FOLDER.glob(f"{name}-{VERSIONS[name]}-*.whl"))

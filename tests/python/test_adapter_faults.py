@@ -15,6 +15,11 @@ from heddle.adapters.deepep import Buffer, ElasticBuffer
 LAYER, MOST = Layer(0), 16
 
 
+def read_only(array):
+    array.flags.writeable = False
+    return array
+
+
 class Faults(unittest.TestCase):
     def buffer_and_call(self, group, way, batch):
         if way == "elastic":
@@ -72,6 +77,41 @@ class Faults(unittest.TestCase):
             check(self, LAYER, batch, call())
 
         heddle.run_threads(4, main, deadline=1.5)
+
+    def test_what_is_refused_before_anything_travels(self):
+        """A rank may call again at once, while the others wait for it: nothing is reset."""
+        bad_stats = (np.zeros(EXPERTS, np.int32), np.zeros(EXPERTS // 2, np.int64), read_only(np.zeros(EXPERTS // 2, np.int32)))
+        words = "cumulative_local_expert_recv_stats: expected (int32|memory that can be written to)"
+
+        def main(group):
+            batch = Batch(group.rank, 4)
+            buffer, elastic = Buffer(group), ElasticBuffer(group, num_max_tokens_per_rank=MOST)
+            given = batch.hidden, batch.ids, batch.weights
+            for bad in bad_stats if group.rank == 0 else ():
+                with self.assertRaisesRegex(heddle.InputError, words):
+                    buffer.low_latency_dispatch(*given[:2], MOST, EXPERTS, bad, use_fp8=False)
+                with self.assertRaisesRegex(heddle.InputError, words):
+                    elastic.dispatch(*given, bad, EXPERTS)
+            for bad in (batch.hidden[:, 1:], (batch.hidden,) * 3) if group.rank == 0 else ():
+                self.refused_bias(buffer, elastic, given, bad)
+            if group.rank == 1:
+                for _ in range(2):
+                    self.refused_bias(buffer, elastic, given, None)
+            check(self, LAYER, batch, test_deepep.prefill(buffer, LAYER, batch, "numpy")[0])
+
+        heddle.run_threads(2, main, deadline=20)
+
+    def refused_bias(self, buffer, elastic, given, bias):
+        """Combines with what is refused, if it is, then without."""
+        hidden, ids, weights = given
+        experts = buffer.get_dispatch_layout(ids, EXPERTS)[2]
+        rows, *_, handle, _ = buffer.dispatch(hidden, topk_idx=ids, topk_weights=weights, num_tokens_per_expert=experts)
+        results, *_, made, _ = elastic.dispatch(*given, None, EXPERTS)
+        for one, x, of in ((buffer, rows, handle), (elastic, results, made)):
+            if bias is not None:
+                with self.assertRaisesRegex(heddle.InputError, "bias: expected"):
+                    one.combine(x, of, bias=bias)
+            one.combine(x, of)
 
     def test_no_tokens_in_any_form(self):
         """fp8 rows of a rank without tokens, every call."""

@@ -117,6 +117,29 @@ class Dispatcher(unittest.TestCase):
         np.testing.assert_array_equal(doubled, plain + plain)
         self.assertEqual(seen.count("between"), 1)
 
+    def test_a_fault_and_a_reset(self):
+        """A rank that stays away from a combine: all of the group's dispatchers begin anew."""
+
+        def main(group):
+            forward = SimpleNamespace(prompt=True)
+            settings = {"is_extend_in_batch": lambda: forward.prompt}
+            dispatchers = [self.dispatcher(group, **settings) for _ in range(2)]
+            batch = Batch(group.rank, 5)
+            given = batch.hidden, topk_output("numpy", batch)
+            for prompt in (True, False):
+                forward.prompt = prompt
+                taken = [dispatcher.dispatch(*given) for dispatcher in dispatchers]
+                results = [runner(LAYERS[0], one, group.rank, 2, "numpy") for one in taken]
+                if group.rank == 0:
+                    with self.assertRaises(heddle.FaultError):
+                        dispatchers[0].combine(results[0])
+                dispatchers[0].reset()
+                for layer, dispatcher in zip(LAYERS, dispatchers):
+                    again = runner(layer, dispatcher.dispatch(*given), group.rank, 2, "numpy")
+                    check(self, layer, batch, dispatcher.combine(again))
+
+        heddle.run_threads(2, main, deadline=1.5)
+
     def test_wrong_arguments(self):
         group = heddle.thread_group(1)[0]
         for settings, words in (

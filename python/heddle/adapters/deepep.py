@@ -29,6 +29,8 @@ from heddle.adapters.trips import (
     count_choices,
     experts_a_rank,
     joined,
+    lend_bias,
+    lend_stats,
     rank_membership,
 )
 from heddle.device import is_built
@@ -289,8 +291,9 @@ class Buffer:
         results = lend(x, "x", "bfloat16", (handle.rows, handle.trip.options.hidden))
         sent = self._sent_weights(handle, topk_weights) if topk_weights is not None else None
         out = numpy.empty((handle.trip.tokens, results.shape[1]), results.dtype)
+        added = lend_bias(bias, out.shape)
         handle.trip.combine(numpy.ascontiguousarray(results[: handle.trip.arrived.room]), out)
-        add_bias(out, bias)
+        add_bias(out, added)
         return like(out, x), None if sent is None else like(sent, x), passed()
 
     @staticmethod
@@ -331,9 +334,9 @@ class Buffer:
             _none_here("dispatch_wait_recv_cost_stats", "waits are not measured by rank")
         cast = low_latency.Cast(use_fp8, round_scale, use_ue8m0)
         most = num_max_dispatch_tokens_per_rank
+        stats = lend_stats(cumulative_local_expert_recv_stats, num_experts, self.group_size)
         rows, counts, handle = low_latency.dispatch(self._trips, x, topk_idx, most, num_experts, cast)
-        if cumulative_local_expert_recv_stats is not None:
-            stats = lend(cumulative_local_expert_recv_stats, "cumulative_local_expert_recv_stats", "int32", counts.shape)
+        if stats is not None:
             stats += counts
         received = tuple(like(part, x) for part in rows) if isinstance(rows, tuple) else like(rows, x)
         return received, like(counts, x), handle, passed(), nothing_to_receive if return_recv_hook else None

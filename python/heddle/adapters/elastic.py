@@ -20,6 +20,8 @@ from heddle.adapters.trips import (
     count_choices,
     experts_a_rank,
     joined,
+    lend_bias,
+    lend_stats,
     rank_membership,
 )
 from heddle.errors import InputError
@@ -220,11 +222,11 @@ class ElasticBuffer:
         check_alignment(alignment)
         if cap < 1 or len(ids) > cap:
             raise InputError(f"x: expected at most num_max_tokens_per_rank = {cap} tokens, got {len(ids)}")
+        stats = lend_stats(cumulative_local_expert_recv_stats, num_experts, self.num_ranks)
         trip = self._start(rows, ids, topk_weights, num_experts, cap, exact, do_expand)
         made = EPHandle(trip, kept if do_handle_copy or topk_idx is None else topk_idx, ids, do_expand, alignment, num_sms)
         counts = self._count(made, exact)
-        if cumulative_local_expert_recv_stats is not None:
-            stats = lend(cumulative_local_expert_recv_stats, "cumulative_local_expert_recv_stats", "int32", counts.shape)
+        if stats is not None:
             stats += counts
         if handle is not None:  # the caller goes on with the one it has
             handle.trip, made = trip, handle
@@ -335,6 +337,7 @@ class ElasticBuffer:
                 raise InputError("topk_weights: not supported but as dispatch returned them (docs/adapters.md)")
             sent = numpy.where(handle.ids >= 0, trip.weights, 0).astype(numpy.float32)
         out = numpy.empty((trip.tokens, hidden), results.dtype)
+        added = lend_bias(bias, out.shape)
         laid = numpy.zeros((trip.arrived.room, hidden), results.dtype)
         if handle.do_expand:
             for there, here in self._moves(handle, counts):
@@ -342,5 +345,5 @@ class ElasticBuffer:
         else:
             laid[: handle.num_recv_tokens] = results[: handle.num_recv_tokens]
         trip.combine(laid, out)
-        add_bias(out, bias)
+        add_bias(out, added)
         return like(out, x), None if sent is None else like(sent, x), passed()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -170,11 +170,27 @@ class DeepEPDispatcher(BaseDispatcher):
         self.num_max_dispatch_tokens_per_rank = most if most is not None else int(os.environ.get(MOST_TOKENS_VARIABLE, "128"))
         self.is_extend_in_batch = is_extend_in_batch if is_extend_in_batch is not None else _is_prompt_in_batch
         self.use_fp8, self.expert_alignment = output_dtype == "fp8", expert_alignment
-        self._stage = "combine"
         self._taken: Any = None
         self._handle: Any = None
         self._low_latency_handle: Any = None
+        self._begin_anew()
         self._dispatch_hooks: dict[int, Callable[[Any], None]] = {}
+
+    def reset(self, live: Sequence[bool] | None = None) -> None:
+        """Not SGLang's: after a FaultError, or instead of a combine. Ends the trips of the group's buffer, and so those of all its
+        dispatchers, which begin anew with their next dispatch. Collective of the ranks that go on, called for one dispatcher;
+        live: as Workspace.reset's."""
+        self.buffer.reset(live)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._stage = "combine"
+        self._taken = self._handle = self._low_latency_handle = None
+
+    def _is_ended(self) -> bool:
+        """Has a reset ended the trip that this dispatcher waits for?"""
+        handle = self._handle if self._handle is not None else self._low_latency_handle
+        return handle is not None and handle.trip.over
 
     def _after(self, before: str, stage: str) -> None:
         if self._stage != before:
@@ -196,6 +212,8 @@ class DeepEPDispatcher(BaseDispatcher):
             raise InputError(f"topk_ids: expected {expected}, got {list(topk_output.topk_ids.shape)}")
         lend(hidden_states, "hidden_states", "bfloat16", ("tokens", self.hidden_size))
         prompt = self.deepep_mode.is_normal() or (self.deepep_mode.is_auto() and self.is_extend_in_batch())
+        if self._is_ended():
+            self._begin_anew()
         self._after("combine", "dispatch_a")
         try:
             self._taken = (self._dispatch_prompt if prompt else self._dispatch_decode)(hidden_states, topk_output)

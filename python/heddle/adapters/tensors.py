@@ -25,8 +25,8 @@ def _torch() -> Any:
 def _of_torch(tensor: Any, name: str) -> Any:
     if tensor.device.type != "cpu":
         raise InputError(
-            f"{name}: expected host memory, got {tensor.device}: adapters stand on heddle.Exchange, which is of the host engine; "
-            "heddle.device has whole layers (DeviceLayer) and no exchange alone yet"
+            f"{name}: expected host memory, got {tensor.device}: this part of the adapters is of the host engine; "
+            "heddle.device has whole layers (DeviceLayer) and experts (DeviceExperts), no exchange or product alone yet"
         )
     element = str(tensor.dtype).removeprefix("torch.")
     if element not in _EXTENDED:
@@ -52,6 +52,14 @@ def lend(array: Any, name: str, elements: str | Sequence[str], shape: Sequence[S
     if lent.dtype.name not in allowed or not fits:
         wanted = ", ".join(str(size) for size in shape)
         raise InputError(f"{name}: expected {' or '.join(allowed)} [{wanted}], got {lent.dtype.name} {list(lent.shape)}")
+    return lent
+
+
+def lend_writable(array: Any, name: str, elements: str, shape: Sequence[Size]) -> Any:
+    """lend, for what a call adds to."""
+    lent = lend(array, name, elements, shape)
+    if not lent.flags.writeable:
+        raise InputError(f"{name}: expected memory that can be written to, got a read-only array")
     return lent
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 from heddle import _core
-from heddle.adapters.tensors import column_major, lend
+from heddle.adapters.tensors import column_major, lend, lend_writable
 from heddle.errors import InputError
 from heddle.exchange import Arrived, Exchange, ExchangeOptions
 from heddle.group import join
@@ -183,11 +183,23 @@ def count_choices(local_ids: Any, experts: int) -> Any:
     return numpy.bincount(local_ids[local_ids >= 0], minlength=experts).astype(numpy.int32)
 
 
-def add_bias(out: Any, bias: Any) -> None:
-    """Adds none, one or two arrays bfloat16 like `out`; float32 between, rounded once more."""
+def lend_bias(bias: Any, shape: Sequence[int]) -> list[Any]:
+    """None, one or two arrays bfloat16 of that shape. Asked for before results travel: a refusal after that would come when the
+    other ranks have gone on."""
     given = () if bias is None else bias if isinstance(bias, tuple) else (bias,)
     if len(given) > 2:
         raise InputError(f"bias: expected at most 2 arrays, got {len(given)}")
-    added = [lend(one, "bias", "bfloat16", out.shape).astype(numpy.float32) for one in given]
+    return [lend(one, "bias", "bfloat16", shape) for one in given]
+
+
+def add_bias(out: Any, added: Sequence[Any]) -> None:
+    """float32 between, rounded once more."""
     if added:
-        out[...] = (out.astype(numpy.float32) + sum(added)).astype(out.dtype)
+        out[...] = (out.astype(numpy.float32) + sum(one.astype(numpy.float32) for one in added)).astype(out.dtype)
+
+
+def lend_stats(stats: Any, experts: int, ranks: int) -> Any:
+    """The counters that a dispatch adds to, int32 [local experts], or None. Asked for before anything is sent."""
+    if stats is None:
+        return None
+    return lend_writable(stats, "cumulative_local_expert_recv_stats", "int32", (experts_a_rank(experts, ranks),))

@@ -1,0 +1,271 @@
+"""DeepGEMM's grouped products and its mega MoE over the host engine (docs/adapters.md).
+
+    from heddle.adapters import deepgemm as deep_gemm       # instead of: import deep_gemm
+
+A product sums K in steps of 128 (docs/numerics.md, GEMM 1). Operands are fp8 rows with a scale of 128 or 32 columns, and weights of
+fp8 with a scale of 128 x 128 or of 32 columns, or fp4 with a scale of 32 columns; or bfloat16. Arrays are NumPy's or torch's CPU
+tensors, of mega MoE also a GPU's (SymmBuffer). Names and arguments are those of DeepGEMM 2.8.1 as vLLM 0.33.0 carries it. Errors
+are heddle.InputError and FaultError."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+
+from heddle.adapters.deepgemm_mega import (
+    MegaWeights,
+    SymmBuffer,
+    bf16_mega_moe,
+    fp8_fp4_mega_moe,
+    get_symm_buffer_for_mega_moe,
+    transform_weights_for_mega_moe,
+)
+from heddle.adapters.deepgemm_scales import (
+    check_scales,
+    exponents,
+    get_k_alignment_for_contiguous_layout,
+    get_m_alignment_for_contiguous_layout,
+    get_mk_alignment_for_contiguous_layout,
+    get_mn_major_tma_aligned_packed_ue8m0_tensor,
+    get_mn_major_tma_aligned_tensor,
+    get_theoretical_mk_alignment_for_contiguous_layout,
+    get_tma_aligned_size,
+    set_mk_alignment_for_contiguous_layout,
+    transform_sf_into_required_layout,
+    unpacked,
+)
+from heddle.adapters.tensors import lend, lend_writable, numpy_of
+from heddle.errors import InputError
+from heddle.experts import grouped_product
+from heddle.options import Quantisation, WeightKindName
+
+__all__ = [
+    "MegaWeights",
+    "SymmBuffer",
+    "bf16_mega_moe",
+    "fp8_fp4_mega_moe",
+    "get_k_alignment_for_contiguous_layout",
+    "get_m_alignment_for_contiguous_layout",
+    "get_mk_alignment_for_contiguous_layout",
+    "get_mn_major_tma_aligned_packed_ue8m0_tensor",
+    "get_mn_major_tma_aligned_tensor",
+    "get_symm_buffer_for_mega_moe",
+    "get_theoretical_mk_alignment_for_contiguous_layout",
+    "get_tma_aligned_size",
+    "m_grouped_bf16_gemm_nt_contiguous",
+    "m_grouped_bf16_gemm_nt_masked",
+    "m_grouped_fp8_fp4_gemm_nt_contiguous",
+    "m_grouped_fp8_fp4_gemm_nt_masked",
+    "m_grouped_fp8_gemm_nt_contiguous",
+    "m_grouped_fp8_gemm_nt_masked",
+    "set_mk_alignment_for_contiguous_layout",
+    "transform_sf_into_required_layout",
+    "transform_weights_for_mega_moe",
+]
+
+
+@dataclass(frozen=True)
+class _Operands:
+    """Rows [M, K] and weights [G, N, K] as heddle.grouped_product takes them."""
+
+    rows: Any
+    weights: Any
+    kind: WeightKindName
+    weight_scales: Any = None
+    quantisation: Quantisation | None = None
+
+    @property
+    def groups(self) -> int:
+        return int(self.weights.shape[0])
+
+    @property
+    def columns(self) -> int:
+        """N."""
+        return int(self.weights.shape[1])
+
+    def multiply(self, groups: Any, out: Any) -> None:
+        given = {"kind": self.kind, "weight_scales": self.weight_scales, "quantisation": self.quantisation}
+        grouped_product(self.rows, self.weights, groups, out, **given)
+
+
+def _granularity(recipe: Any, recipe_a: Any, recipe_b: Any, is_packed: bool) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Rows and columns of a scale of a, and of b."""
+    if (recipe_a is None) != (recipe_b is None) or (recipe is not None and recipe_a is not None):
+        raise InputError(f"expected recipe, or recipe_a and recipe_b, got {recipe}, {recipe_a} and {recipe_b}")
+    if recipe_a is not None:
+        return (recipe_a[0], recipe_a[1]), (recipe_b[0], recipe_b[1])
+    of_a, of_b, columns = recipe if recipe is not None else (1, 1, 128) if is_packed else (1, 128, 128)
+    return (of_a, columns), (of_b, columns)
+
+
+def _pair(given: Any, name: str) -> tuple[Any, Any]:
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise InputError(f"{name}: expected a pair of values and scales, got {type(given).__name__}")
+    return numpy_of(given[0], f"{name}[0]"), numpy_of(given[1], f"{name}[1]")
+
+
+def _weights(b: Any, granularity: tuple[int, int]) -> tuple[Any, WeightKindName, Any]:
+    values, scales = _pair(b, "b")
+    is_fp4 = values.dtype in (numpy.int8, numpy.uint8)
+    if values.ndim != 3 or not (is_fp4 or values.dtype.name == "float8_e4m3fn"):
+        raise InputError(f"b[0]: expected float8_e4m3fn or int8 (two of fp4) [G, N, K], got {values.dtype} {list(values.shape)}")
+    groups, rows, columns = values.shape
+    columns *= 2 if is_fp4 else 1
+    check_scales(scales, "b[1]", rows, columns, granularity, groups)
+    if granularity == (128, 128) and not is_fp4 and scales.dtype == numpy.float32:
+        return values, "fp8_block", numpy.ascontiguousarray(scales)
+    if granularity[0] != 1 or granularity[1] not in (32, 128):
+        raise InputError(f"b: expected a scale of [128, 128] of fp8, or of a row and 32 or 128 columns, got {list(granularity)}")
+    count = -(-columns // granularity[1])
+    bytes_ = unpacked(scales, count) if scales.dtype == numpy.int32 else exponents(scales, "b[1]")
+    by_32 = bytes_.repeat(granularity[1] // 32, axis=2)[:, :, : -(-columns // 32)]
+    return values, "mxfp4" if is_fp4 else "mxfp8", numpy.ascontiguousarray(by_32)
+
+
+def _fp8_operands(a: Any, b: Any, recipes: tuple[Any, Any, Any], groups: int | None) -> _Operands:
+    """groups: None: a is [M, K], else [groups, M, K]."""
+    values, scales = _pair(a, "a")
+    if values.dtype.name != "float8_e4m3fn" or values.ndim != (2 if groups is None else 3):
+        expected = "[M, K]" if groups is None else "[G, M, K]"
+        raise InputError(f"a[0]: expected float8_e4m3fn {expected}, got {values.dtype} {list(values.shape)}")
+    of_a, of_b = _granularity(*recipes, numpy_of(_pair(b, "b")[1], "b[1]").dtype == numpy.int32)
+    if of_a[0] != 1 or of_a[1] not in (32, 128):
+        raise InputError(f"a: expected a scale of a row and 32 or 128 columns, got {list(of_a)}")
+    *_, rows, columns = values.shape
+    check_scales(scales, "a[1]", rows, columns, of_a, groups)
+    count = -(-columns // of_a[1])
+    is_packed = scales.dtype == numpy.int32
+    laid = unpacked(scales, count) if is_packed else numpy.ascontiguousarray(scales)
+    weights, kind, weight_scales = _weights(b, of_b)
+    flat = numpy.ascontiguousarray(values).reshape(-1, columns), laid.reshape(-1, count)
+    return _Operands(flat, weights, kind, weight_scales, Quantisation(of_a[1], "ue8m0" if is_packed else "f32"))
+
+
+def _bf16_operands(a: Any, b: Any, groups: int | None) -> _Operands:
+    rows = lend(a, "a", "bfloat16", ("M", "K") if groups is None else (groups, "M", "K"))
+    weights = lend(b, "b", "bfloat16", ("G", "N", rows.shape[-1]))
+    return _Operands(numpy.ascontiguousarray(rows).reshape(-1, rows.shape[-1]), weights, "bf16")
+
+
+def _refuse(epilogue: Any) -> None:
+    if epilogue is not None:
+        raise InputError("epilogue: expected None: results are rounded to bfloat16 and nothing else is done to them")
+
+
+def _groups_of_ends(ends: Any, rows: int) -> Any:
+    """The group of each row, -1: none. Groups end where told and begin at the alignment's next multiple."""
+    alignment, groups = get_mk_alignment_for_contiguous_layout(), numpy.full(rows, -1, numpy.int32)
+    begin = before = 0
+    for group, end in enumerate(ends.tolist()):
+        if end > rows or (end < begin and end != before):  # an empty group may end where the one before it does
+            raise InputError(f"grouped_layout[{group}]: expected an end of {begin} to {rows}, got {end}")
+        groups[begin:end] = group
+        before, begin = end, -(-end // alignment) * alignment
+    return groups
+
+
+def _contiguous(operands: _Operands, d: Any, grouped_layout: Any, use_psum_layout: bool, ensure_zero_padding: bool) -> None:
+    rows = int((operands.rows[0] if isinstance(operands.rows, tuple) else operands.rows).shape[0])
+    out = lend_writable(d, "d", "bfloat16", (rows, operands.columns))
+    if use_psum_layout:
+        groups = _groups_of_ends(lend(grouped_layout, "grouped_layout", "int32", (operands.groups,)), rows)
+    else:
+        groups = numpy.ascontiguousarray(lend(grouped_layout, "grouped_layout", "int32", (rows,)))
+    operands.multiply(groups, out)
+    if ensure_zero_padding:
+        out[groups < 0] = 0
+
+
+def _masked(operands: _Operands, d: Any, masked_m: Any, expected_m: int) -> None:
+    if expected_m < 1:
+        raise InputError(f"expected_m: expected at least 1, got {expected_m}")
+    flat = operands.rows[0] if isinstance(operands.rows, tuple) else operands.rows
+    most = len(flat) // max(operands.groups, 1)
+    out = lend_writable(d, "d", "bfloat16", (operands.groups, most, operands.columns))
+    counts = lend(masked_m, "masked_m", "int32", (operands.groups,))
+    if counts.size and not (0 <= counts.min() and counts.max() <= most):
+        raise InputError(f"masked_m: expected 0 to {most}, got {counts.min()} to {counts.max()}")
+    groups = numpy.where(numpy.arange(most) < counts[:, None], numpy.arange(operands.groups, dtype=numpy.int32)[:, None], -1)
+    if not out.flags.c_contiguous:
+        raise InputError(f"d: expected C order, got strides {out.strides}")
+    operands.multiply(groups.astype(numpy.int32).reshape(-1), out.reshape(-1, operands.columns))
+
+
+def m_grouped_fp8_fp4_gemm_nt_contiguous(
+    a: Any,
+    b: Any,
+    d: Any,
+    grouped_layout: Any,
+    recipe: Any = None,
+    recipe_a: Any = None,
+    recipe_b: Any = None,
+    compiled_dims: str = "nk",
+    disable_ue8m0_cast: bool = False,
+    use_psum_layout: bool = False,
+    ensure_zero_padding: bool = True,
+    expected_m_for_psum_layout: int | None = None,
+    epilogue: Any = None,
+) -> None:
+    """d[i] = a[i] times b[grouped_layout[i]], transposed.
+
+    a: float8_e4m3fn [M, K] and scales [M, K / 128 or 32], float32 or int32 of four ue8m0; b: float8_e4m3fn [G, N, K] and scales
+    float32 [G, N / 128, K / 128], or of a row and 32 columns; or int8 [G, N, K / 2], fp4, and scales of a row and 32 columns; d:
+    bfloat16 [M, N]; grouped_layout: int32 [M], -1: padding, rows in any order. use_psum_layout: int32 [G], where the rows of each
+    group end, which begin at the alignment's next multiple. ensure_zero_padding: zeros in the rows of nobody, else they are not
+    written. Recipes say rows and columns of a scale; None: (1, 128, 128), or (1, 1, 128) where b's are packed. Others are kept."""
+    _refuse(epilogue)
+    operands = _fp8_operands(a, b, (recipe, recipe_a, recipe_b), None)
+    _contiguous(operands, d, grouped_layout, use_psum_layout, ensure_zero_padding)
+
+
+def m_grouped_fp8_fp4_gemm_nt_masked(
+    a: Any,
+    b: Any,
+    d: Any,
+    masked_m: Any,
+    expected_m: int,
+    recipe: Any = None,
+    recipe_a: Any = None,
+    recipe_b: Any = None,
+    compiled_dims: str = "nk",
+    disable_ue8m0_cast: bool = False,
+    epilogue: Any = None,
+) -> None:
+    """The first masked_m[g] rows of d[g] = a[g] times b[g], transposed; other rows are neither read nor written.
+
+    a: float8_e4m3fn [G, M, K] and scales [G, M, K / 128 or 32]; b and recipes as above; d: bfloat16 [G, M, N]; masked_m: int32 [G];
+    expected_m: kept."""
+    _refuse(epilogue)
+    groups = int(_pair(b, "b")[0].shape[0])
+    operands = _fp8_operands(a, b, (recipe, recipe_a, recipe_b), groups)
+    _masked(operands, d, masked_m, expected_m)
+
+
+m_grouped_fp8_gemm_nt_contiguous = m_grouped_fp8_fp4_gemm_nt_contiguous
+m_grouped_fp8_gemm_nt_masked = m_grouped_fp8_fp4_gemm_nt_masked
+
+
+def m_grouped_bf16_gemm_nt_contiguous(
+    a: Any,
+    b: Any,
+    d: Any,
+    grouped_layout: Any,
+    compiled_dims: str = "nk",
+    use_psum_layout: bool = False,
+    ensure_zero_padding: bool = True,
+    expected_m_for_psum_layout: int | None = None,
+    epilogue: Any = None,
+) -> None:
+    """As the fp8 form, of bfloat16 a [M, K] and b [G, N, K]."""
+    _refuse(epilogue)
+    _contiguous(_bf16_operands(a, b, None), d, grouped_layout, use_psum_layout, ensure_zero_padding)
+
+
+def m_grouped_bf16_gemm_nt_masked(
+    a: Any, b: Any, d: Any, masked_m: Any, expected_m: int, compiled_dims: str = "nk", epilogue: Any = None
+) -> None:
+    """As the fp8 form, of bfloat16 a [G, M, K] and b [G, N, K]."""
+    _refuse(epilogue)
+    _masked(_bf16_operands(a, b, int(b.shape[0])), d, masked_m, expected_m)
