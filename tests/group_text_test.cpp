@@ -38,8 +38,8 @@ TEST(GroupText, WhatIsNoNumberChangesNothing) {
 }
 
 TEST(GroupText, NumbersOfEverySize) {
-  const std::string text = std::to_string(std::numeric_limits<std::uint64_t>::max()) + " " +
-                           std::to_string(std::numeric_limits<std::int64_t>::min());
+  const std::string text =
+      std::to_string(std::numeric_limits<std::uint64_t>::max()) + " " + std::to_string(std::numeric_limits<std::int64_t>::min());
   TextReader told(text);
   std::uint64_t most = 0;
   std::int64_t least = 0;

@@ -1,5 +1,5 @@
-// Words and numbers of a text that members of a group tell each other. Not a stream: what those make of digits hangs on the locale of
-// the process, which belongs to whoever has loaded this library.
+// Words and numbers of a text that members of a group tell each other. Not a stream: what those make of digits hangs on the locale
+// of the process, which belongs to whoever has loaded this library.
 #pragma once
 
 #include <charconv>

@@ -150,7 +150,7 @@ class LargeActivation {
         activated.leave_in(sums.piece[pieces - 1]);
       }
     }
-    if (out_.quantisation.scale == ScaleFormat::ue8m0) {
+    if (is_plain<Shape>() || out_.quantisation.scale == ScaleFormat::ue8m0) {
       quantise<ScaleFormat::ue8m0>(sums, turn);
     } else {
       quantise<ScaleFormat::f32>(sums, turn);
@@ -217,7 +217,9 @@ class LargeActivation {
     return activated;
   }
   /// Where pair i of a piece begins: neighbouring gates of a token, tokens in turn; their ups are four values behind.
-  __device__ static constexpr int pair_of(int i) { return 4 * (8 * (i / (2 * pairs_a_slab)) + 2 * (i / 2 % pairs_a_slab)) + 2 * (i % 2); }
+  __device__ static constexpr int pair_of(int i) {
+    return 4 * (8 * (i / (2 * pairs_a_slab)) + 2 * (i / 2 % pairs_a_slab)) + 2 * (i % 2);
+  }
 
   /// Of the four lanes that share a token.
   __device__ static float meet_lanes(float peak) {
@@ -227,7 +229,7 @@ class LargeActivation {
 
   template <ScaleFormat format>
   __device__ __forceinline__ void quantise(LargeSums<pieces>& activated, int& turn) {
-    const bool by_slab = out_.quantisation.group == columns_a_slab;
+    const bool by_slab = !is_plain<Shape>() && out_.quantisation.group == columns_a_slab;
     if (!by_slab) share_peaks(activated, turn);
     if (!any()) return;
 #pragma unroll 1
@@ -300,7 +302,8 @@ class LargeActivation {
 
   /// The codes of a piece: 64 columns of each token.
   template <ScaleFormat format>
-  __device__ __forceinline__ void store_codes(const float (&piece)[64], int p, const GroupScale<format> (&scales)[slabs_a_piece][2]) const {
+  __device__ __forceinline__ void store_codes(const float (&piece)[64], int p,
+                                              const GroupScale<format> (&scales)[slabs_a_piece][2]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll

@@ -113,16 +113,20 @@ class LargeLoop {
 #pragma unroll
       for (float& value : sums.piece[p]) value = 0.0f;
     }
-    if (scales_ == TokenScales::by_32) {
-      do run_finely(sums);
-      while (--stages > 0);
-    } else if (stepped()) {
-      do run_stage<true>(sums);
-      while (--stages > 0);
-    } else {
-      do run_stage<false>(sums);
-      while (--stages > 0);
+    if constexpr (!is_plain<Shape>()) {
+      if (scales_ == TokenScales::by_32) {
+        do run_finely(sums);
+        while (--stages > 0);
+        return;
+      }
+      if (stepped()) {
+        do run_stage<true>(sums);
+        while (--stages > 0);
+        return;
+      }
     }
+    do run_stage<false>(sums);
+    while (--stages > 0);
   }
 
  private:

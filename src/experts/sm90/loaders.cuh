@@ -86,7 +86,9 @@ class ScaleLoader {
     for (int i = 0; i < rows_a_lane; ++i) {
       if (is_row(i)) place_[i] = static_cast<std::uint32_t>(tokens.map.place(task, lane_ + warp_threads * i));
     }
-    if (tokens.scaling == TokenScales::by_32) {
+    if constexpr (is_plain<Shape>()) {
+      load_batches<ScaleFormat::ue8m0>(stages, access);
+    } else if (tokens.scaling == TokenScales::by_32) {
       for (int stage = 0; stage < stages; ++stage) fill(tokens.format, stage, access);
     } else if (tokens.format == ScaleFormat::ue8m0) {
       load_batches<ScaleFormat::ue8m0>(stages, access);

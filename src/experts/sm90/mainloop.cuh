@@ -79,6 +79,10 @@ class MainLoop {
       for (float& value : sums.slab[slab]) value = 0.0f;
     }
     constant_ = constant;
+    if constexpr (is_plain<Shape>()) {
+      run_stages<TokenFactors::halves>(stages, sums);
+      return;
+    }
     if (scales_ == TokenScales::by_32) {
       for (int stage = 0; stage < stages; ++stage) run_finely(sums);
       return;
@@ -140,7 +144,7 @@ class MainLoop {
     load_slab<Shape::kind>(data, scales, thread, a);
     if constexpr (weight_scale(Shape::kind) == WeightScale::by_block) next_ = block_scales(scales);
     if constexpr (weight_scale(Shape::kind) == WeightScale::by_step) {
-      if (plan_.step_exponents) next_ = step_factors(scales, thread);
+      if (steps()) next_ = step_factors(scales, thread);
     }
   }
 
@@ -233,6 +237,7 @@ class MainLoop {
     leave_rows();
   }
 
+  __device__ bool steps() const { return !is_plain<Shape>() && plan_.step_exponents; }
   __device__ std::uint64_t panel(int part) const {
     return panel_descriptor(shared_.rows[at_.rows.stage] + part * Shape::most_tokens * panel_bytes);
   }
@@ -259,7 +264,7 @@ class MainLoop {
   __device__ __forceinline__ void promote(const Partial& partial, int group, const RowPair& weight,
                                           float (&total)[tokens / 2]) const {
     if constexpr (weight_scale(Shape::kind) == WeightScale::by_step) {
-      if (plan_.step_exponents) {
+      if (steps()) {
         promote_by<factors, true>(partial, group, weight, total);
       } else {
         promote_by<factors, false>(partial, group, weight, total);

@@ -52,6 +52,18 @@ HEDDLE_HOST_DEVICE constexpr int scale_place(int token) {
   return token / 32 * 32 + token % 8 / 2 * 8 + token % 32 / 8 * 2 + token % 2;
 }
 
+/// A shape whose kernel is for the usual call alone: token scales are powers of two, one for 128 values; weights have no step
+/// exponents; the fused layer's results travel as bf16. What other calls need is not in it, since code that nobody runs lies
+/// between code that is: with it 14% of all warps' samples had no instruction (docs/performance.md, "The fused layer").
+template <class Shape>
+struct Plain : Shape {
+  static constexpr bool plain = true;
+};
+template <class Shape>
+constexpr bool is_plain() {
+  return requires { Shape::plain; };
+}
+
 /// One configuration of the engine: `warpgroups` math warpgroups share the 4 slabs of a tile, a row block has at
 /// most `tokens` tokens. Few warpgroups with many registers hold large row blocks, many hide the widening of small ones, or their
 /// activation.

@@ -124,7 +124,7 @@ struct MegaMath {
     const bool stores = !shared.has_stopped();
     const SlotRows<Shape> rows(shared, tasks.slot());
     const bool travels = !task.is_shared();
-    if constexpr (std::is_same_v<Engine, Shape>) {  // another engine is the shared expert's
+    if constexpr (std::is_same_v<Engine, Shape> && !is_plain<Shape>()) {  // another engine is the shared expert's
       if (travels && call.layout.returned.wire != Wire::bf16) {
         WireStore<Engine, tokens>(shared.engine, call.layout.returned, plan, task.task, me, stores).run(rows, sums);
         return;
@@ -194,7 +194,7 @@ __device__ __forceinline__ void compute_large(MegaShared<Shape>& shared, const M
   } else if (!shared.has_stopped()) {
     const SlotRows<Shape> rows(shared, slot);
     const bool travels = !task.is_shared();
-    if constexpr (std::is_same_v<Engine, Shape>) {  // another engine is the shared expert's
+    if constexpr (std::is_same_v<Engine, Shape> && !is_plain<Shape>()) {  // another engine is the shared expert's
       if (travels && call.layout.returned.wire != Wire::bf16) {
         LargeWireStore<Engine, pieces>(engine, rows, call.layout.returned, plan, task.task, me).run(sums, factors);
         return;

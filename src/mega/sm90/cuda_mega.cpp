@@ -25,7 +25,7 @@ std::size_t size(int value) { return static_cast<std::size_t>(value); }
 
 /// What the kernel does not compute, and what to take instead.
 void check_arithmetic(const ExchangeOptions& options, WeightKind kind) {
-  if (sm90::find_mega_kernel(kind, kind, RowBlocks::small).function == nullptr) {
+  if (sm90::find_mega_kernel(kind, kind, RowBlocks::small, sm90::MegaCalls::any).function == nullptr) {
     refuse(fmt::format("{} weights have no fused kernel, mxfp4, fp8 block and bf16 have; take way = low_latency",
                        kind == WeightKind::nvfp4 ? "nvfp4" : "mxfp8"));
   }
@@ -54,8 +54,9 @@ SharedPlace shared_place(const LayerWeights& weights, const LayerOptions& layer,
   if (layer.shared == SharedMode::extra) return SharedPlace::extra_expert;
   if (!device.shared_inside || !weights.shared->gate.empty()) return SharedPlace::module;
   const WeightKind kind = weights.shared->weights.gate.kind;
-  return sm90::find_mega_kernel(weights.kind, kind, RowBlocks::small).function != nullptr ? SharedPlace::inside
-                                                                                          : SharedPlace::module;
+  return sm90::find_mega_kernel(weights.kind, kind, RowBlocks::small, sm90::MegaCalls::any).function != nullptr
+             ? SharedPlace::inside
+             : SharedPlace::module;
 }
 
 void check_device_mega(const ExchangeOptions& options, WeightKind kind) {
@@ -122,9 +123,22 @@ void DeviceMega::load_weights(std::span<const LayerWeights> weights) {
   weights_.shared = load({&shared.weights, 1}, shared.intermediate);
 }
 
+/// See sm90::Plain.
+sm90::MegaCalls DeviceMega::calls() const {
+  const auto has_steps = [](const sm90::DeviceWeights& weights) {
+    return weights.gate_up().plan.step_exponents || weights.down().plan.step_exponents;
+  };
+  const bool steps =
+      std::any_of(weights_.routed.begin(), weights_.routed.end(), [&](const auto& own) { return has_steps(*own); }) ||
+      (weights_.shared && has_steps(*weights_.shared));
+  const Quantisation& scales = options_.quantisation;
+  const bool usual = options_.mega.activation == Activation::fp8 && scales.group == 128 && scales.scale == ScaleFormat::ue8m0;
+  return usual && !steps && options_.combine_wire == Wire::bf16 ? sm90::MegaCalls::plain : sm90::MegaCalls::any;
+}
+
 DeviceMega::Variant DeviceMega::make_variant(RowBlocks blocks, WeightKind kind, WeightKind shared, const DeviceClamp& clamp) const {
   Variant variant;
-  variant.kernel = sm90::find_mega_kernel(kind, shared, blocks);
+  variant.kernel = sm90::find_mega_kernel(kind, shared, blocks, calls());
   check(cudaFuncSetAttribute(variant.kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(variant.kernel.shared_bytes)),
         "shared memory of the fused kernel");

@@ -20,6 +20,12 @@ MegaKernel mega_pair_kernel_of(RowBlocks blocks) {
 }
 
 template <WeightKind kind>
+MegaKernel plain_mega_kernel_of(RowBlocks blocks) {
+  return blocks == RowBlocks::small ? describe_mega_kernel<Plain<MegaShape<kind, RowBlocks::small>>>()
+                                    : describe_mega_kernel<Plain<MegaShape<kind, RowBlocks::large>>>();
+}
+
+template <WeightKind kind>
 MegaKernel mega_kernel_of(RowBlocks blocks) {
   return blocks == RowBlocks::small ? describe_mega_kernel<MegaShape<kind, RowBlocks::small>>()
                                     : describe_mega_kernel<MegaShape<kind, RowBlocks::large>>();
