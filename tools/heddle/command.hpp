@@ -45,4 +45,6 @@ void add_plan(CLI::App& app, int& status);
 void add_tune(CLI::App& app, int& status);
 void add_trace(CLI::App& app, int& status);
 
+void add_doctor(CLI::App& app, int& status);
+
 }  // namespace heddle::tool
