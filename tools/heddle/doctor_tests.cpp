@@ -160,15 +160,18 @@ class GpuTest {
     std::string told;
     pollfd wait{from_, POLLIN, 0};
     char part[512];
+    bool in_time = true;
     for (;;) {
-      if (poll(&wait, 1, patience_ms) <= 0) break;
+      in_time = poll(&wait, 1, patience_ms) > 0;
+      if (!in_time) break;
       const ssize_t bytes = read(from_, part, sizeof part);
       if (bytes <= 0) break;
       told.append(part, static_cast<std::size_t>(bytes));
     }
     test.seconds = std::chrono::duration<double>(Clock::now() - since).count();
     if (told.empty()) {
-      test.message = fmt::format("the test's process told nothing in {:.0f} s", test.seconds);
+      test.message = fmt::format("the test's process {} after {:.1f} s", in_time ? "ended without a word" : "was ended: it hung",
+                                 test.seconds);
       return test;
     }
     if (told.front() == '+') test.state = TestFacts::State::passed;

@@ -30,7 +30,7 @@ Json layer_json(const replay::LayerSummary& layer, bool has_copies) {
             {"copies_per_token", or_null(layer.copies_a_token)},
             {"most_pairs", layer.most_pairs},
             {"most_copies", has_copies ? Json(layer.most_copies) : Json(nullptr)},
-            {"expert_load", layer.expert_load},
+            {"expert_load", std::vector<std::int64_t>(layer.expert_load.begin(), layer.expert_load.end())},
             {"ranks", Json::array()},
             {"predicted_seconds", seconds_json(layer.seconds)}};
   for (std::size_t rank = 0; rank < layer.ranks.size(); ++rank) {
