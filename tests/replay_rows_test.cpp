@@ -91,6 +91,16 @@ TEST(ReplayRows, CountsAloneGiveTheSamePairs) {
   EXPECT_EQ(divided.ranks[1].pairs.received, 6);
 }
 
+TEST(ReplayRows, TheExampleOfTheWaysPages) {  // docs/ways/README.md: tokens a, b, c
+  const Routing routing{3, 2, {0, 2, 2, 3, 0, 1}, std::vector<float>(6, 0.5f)};
+  const StepRows step = count_rows(routing, Placed(Placement::contiguous(4, 2)));
+  const auto rows = [&](Way way) { return std::pair{work_of(way, step, 0)->rows, work_of(way, step, 1)->rows}; };
+  EXPECT_EQ(rows(Way::gather), (std::pair{3.0, 3.0}));
+  for (const Way way : {Way::normal, Way::elastic, Way::one_sided}) EXPECT_EQ(rows(way), (std::pair{2.0, 2.0})) << name(way);
+  for (const Way way : {Way::low_latency, Way::mega}) EXPECT_EQ(rows(way), (std::pair{3.0, 3.0})) << name(way);
+  EXPECT_EQ(step.ranks[0].tokens, 2) << "a and b live on rank 0";
+}
+
 PlanRequest request_of(int experts, int topk, int ranks) {
   PlanRequest request;
   request.shape = {4096, 2048, experts, topk, {}};
