@@ -122,6 +122,8 @@ TEST_F(ReplayCommand, WhatIsRefused) {
   expect_error(2, "replay " + law + " --ranks 2 --replicas 65", "65 replicas");
   expect_error(2, "replay " + law + " --ranks 2 --topk 4", "6 choices");
   expect_error(2, "replay " + law + " --ranks 2 --measure", "--preset");
+  expect_error(2, "replay " + law + " --ranks 2 --engine cuda", "--measure");
+  expect_error(2, "replay " + law + " --ranks 2" + small_layer + " --experts 64 --measure --engine tpu", "tpu");
   expect_error(2, "replay " + law + " --ranks 2 --json " + file("no_folder/r.json"), "no_folder");
 }
 

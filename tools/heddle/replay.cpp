@@ -25,6 +25,8 @@ void check_numbers(const ReplayArguments& a) {
   if (a.calls < 1) throw InputError(fmt::format("--calls {}: at least 1 is needed", a.calls));
   if (a.measure && a.preset.empty())
     throw InputError("--measure runs a layer: give --preset NAME, with --hidden and --intermediate for a smaller one");
+  if (!a.measure && (a.engine != "host" || a.gpus))
+    throw InputError("--engine and --gpus say where --measure runs; give that, too");
   if (!a.preset.empty()) return;
   const bool some = a.hidden || a.intermediate;
   if (some && !(a.hidden && a.intermediate))
@@ -147,7 +149,11 @@ void add_layer(CLI::App& command, ReplayArguments& a) {
   command.add_option("--wire", a.wire, "bf16, fp8 or nvfp4 (default: what the weights ask for)")->group(group);
   command.add_option("--combine-wire", a.combine_wire, "likewise, for results")->group(group)->capture_default_str();
   command.add_option("--machine", a.machine, "machine to predict for (heddle plan --list)")->group(group)->capture_default_str();
-  command.add_flag("--measure", a.measure, "run every layer and step on the host engine, too")->group(group)->needs(preset);
+  command.add_flag("--measure", a.measure, "run every layer and step, too")->group(group)->needs(preset);
+  command.add_option("--engine", a.engine, "with --measure: host, or cuda")->group(group)->capture_default_str();
+  command.add_option("--gpus", a.gpus, "with --engine cuda: ranks are spread over them (default: all, at most one a rank)")
+      ->group(group)
+      ->check(whole_number);
   command.add_option("--calls", a.calls, "measured calls of each, of which the median counts")
       ->group(group)
       ->check(whole_number)

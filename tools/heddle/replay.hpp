@@ -14,8 +14,8 @@ namespace heddle::tool {
 
 /// What was typed; what was not is empty.
 struct ReplayArguments {
-  std::string recording, recorded_weights, preset, weights, wire, combine_wire = "bf16", machine = "h200", json;
-  std::optional<int> ranks, tokens, steps, hidden, intermediate, experts, topk;
+  std::string recording, recorded_weights, preset, weights, wire, combine_wire = "bf16", machine = "h200", engine = "host", json;
+  std::optional<int> ranks, gpus, tokens, steps, hidden, intermediate, experts, topk;
   std::vector<int> layers;
   std::vector<std::string> ways;
   int expand = 1, replicas = 0, calls = 3;
@@ -23,7 +23,7 @@ struct ReplayArguments {
   bool measure = false;
 };
 
-/// Host-engine times of one way, in seconds: medians over the calls of every step, of the slowest rank.
+/// Measured times of one way, in seconds: medians over the calls of every step, of the slowest rank.
 struct MeasuredWay {
   std::map<int, double> layers;  ///< mean over steps, by layer of the recording
   double step = 0;               ///< sum over layers
@@ -41,8 +41,8 @@ struct ReplayReport {
   std::vector<std::string> notes;  ///< what a reader should know
 };
 
-/// Runs every replayed layer and step by every way, one after the other, on the host engine. Weights are drawn, and hidden states
-/// too where the recording has none.
+/// Runs every replayed layer and step by every way, one after the other, on the engine that was asked for. Weights are drawn, and
+/// hidden states too where the recording has none.
 Measured measure_replay(const ReplayArguments& arguments, const Recording& recording, const replay::Cut& cut,
                         const replay::Source& source, const replay::ReplayOptions& options);
 

@@ -60,9 +60,9 @@ Json placements_json(const std::vector<replay::PlacementReplay>& placements, boo
   return list;
 }
 
-Json measured_json(const Measured& measured) {
+Json measured_json(const Measured& measured, const std::string& engine) {
   if (measured.empty()) return nullptr;
-  Json json{{"engine", "host"}, {"ways", Json::object()}};
+  Json json{{"engine", engine}, {"ways", Json::object()}};
   for (const auto& [way, times] : measured) {
     Json layers = Json::array();
     for (const auto& [layer, seconds] : times.layers) layers.push_back({{"layer", layer}, {"seconds", seconds}});
@@ -100,7 +100,7 @@ Json replay_json(const ReplayReport& report) {
           {"predicted_for", predicted_for(report)},
           {"placements", placements_json(report.result.placements, source.has_copies)},
           {"unseen", placements_json(report.result.unseen, source.has_copies)},
-          {"measured", measured_json(report.measured)}};
+          {"measured", measured_json(report.measured, report.arguments.engine)}};
 }
 
 }  // namespace heddle::tool

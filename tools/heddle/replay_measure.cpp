@@ -1,4 +1,4 @@
-// Measured times of a replay: every layer and step by every way on the host engine.
+// Measured times of a replay: every layer and step by every way, on the host engine or on GPUs.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,6 +19,8 @@ LayerArguments layer_of(const ReplayArguments& a, int experts, int tokens) {
   layer.intermediate = a.intermediate;
   layer.experts = experts;
   layer.ranks = a.ranks;
+  layer.engine = a.engine;
+  layer.gpus = a.gpus;
   layer.tokens = tokens;
   layer.wire = a.wire;
   layer.combine_wire = a.combine_wire == "bf16" ? "" : a.combine_wire;

@@ -120,7 +120,9 @@ void print_times(const ReplayReport& report) {
 
 void print_measured(const ReplayReport& report) {
   if (report.measured.empty()) return;
-  fmt::print("\nMeasured on the host engine of this machine (threads, contiguous placement): it tells nothing of a GPU\n\n");
+  const bool host = report.arguments.engine == "host";
+  fmt::print("\nMeasured on {} (contiguous placement)\n\n",
+             host ? "the host engine of this machine, ranks as threads: it tells nothing of a GPU" : "this machine's GPUs");
   fmt::print("{:<12}  {:>10}  {:>11}\n", "way", "a layer", "a step");
   for (const auto& [way, times] : report.measured) {
     fmt::print("{:<12}  {:>7.1f} ms  {:>8.1f} ms\n", name(way), times.step * 1e3 / static_cast<double>(times.layers.size()),
