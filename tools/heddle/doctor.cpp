@@ -44,6 +44,9 @@ MachineFacts look(bool test) {
     facts.tests.push_back({"all", TestFacts::State::skipped, 0, "--no-test was given"});
   }
   probe_gpus(facts);
+  const bool tried = std::ranges::any_of(facts.tests, [](const TestFacts& one) { return one.name.starts_with("gpu"); });
+  if (test && facts.build.cuda && !facts.gpus.empty() && !tried)
+    facts.tests.push_back({"gpu: layer", TestFacts::State::failed, 0, "the CUDA runtime shows none of the driver's GPUs"});
   return facts;
 }
 
