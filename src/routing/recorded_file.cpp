@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <string_view>
@@ -36,6 +37,9 @@ Format format_of(const std::string& path) {
   if (begin[8] == '{' && value_in<std::uint64_t>(head, 0) <= longest_header) return Format::safetensors;
   const std::size_t first = begin.find_first_not_of(" \t\r\n");
   if (first != std::string_view::npos && (begin[first] == '{' || begin[first] == '[')) return Format::json;
+  std::error_code ignored;
+  if (!begin.starts_with("\x93NUMPY") && std::filesystem::is_regular_file(path, ignored))
+    throw InputError(fmt::format("{}: not a .npy file, nor .npz, safetensors, vLLM's JSON or SGLang's .pt", path));
   return Format::npy;
 }
 
