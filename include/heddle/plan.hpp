@@ -261,6 +261,8 @@ struct Floors {
   double activation = 0;  ///< bytes of the activation step over memory_copy
 };
 Floors expert_floors(const PlanRequest& request);
+/// The same of so many rows and of so many experts that have some, where they are known.
+Floors expert_floors(const PlanRequest& request, double rows, double touched);
 
 /// A model of one layer's time, for choosing a way; not a measurement. nullopt if the machine lacks a rate.
 struct TimeEstimate {
@@ -269,6 +271,16 @@ struct TimeEstimate {
   double total = 0;     ///< their sum; for mega the greater of both
 };
 std::optional<TimeEstimate> estimate_time(Way way, const PlanRequest& request);
+
+/// What one rank does in a call, where the choices of the tokens are known.
+struct RankWork {
+  double rows = 0;       ///< that arrive, the rank's own included
+  double link_rows = 0;  ///< the greater of those that come from other ranks and those that go to them; results go the other way
+  double pairs = 0;      ///< (token, expert) pairs of its experts
+  double touched = 0;    ///< its experts that have some
+};
+/// The same model of that rank's time; the slowest rank's is the layer's. Of the request tokens and router do not matter.
+std::optional<TimeEstimate> estimate_time(Way way, const PlanRequest& request, const RankWork& work);
 
 // ---------------------------------------------------------------- the whole plan
 

@@ -77,14 +77,16 @@ class Placement {
 /// Throws InputError naming token, choice and id if an id is outside [-1, experts) or repeats.
 void check_choices(std::span<const std::int32_t> ids, int tokens, int topk, int experts);
 
-/// Recorded router decisions from NumPy files (C order, little-endian, int16, int32, int64 or uint16
-/// ids): [tokens, layers, topk] of prompt tokens, or [prompts, steps, layers, topk] of decode steps.
+/// Recorded router decisions: [tokens, layers, topk] of prompt tokens, [prompts, steps, layers, topk] of decode steps, or
+/// [tokens, topk] of one layer. Files are .npy (C order, little-endian, int16, int32, int64, uint8 or uint16 ids), .npz or
+/// safetensors with topk_ids and perhaps topk_weights and hidden_states, or vLLM's responses (docs/replay.md).
 class Recording {
  public:
-  /// Weights come from a companion file of the same shape (uint16 in units of 1e-4, float16 or
+  /// Weights come from the file, or from a companion .npy of the same shape (uint16 in units of 1e-4, float16 or
   /// float32), else they are 1 / topk. Without weights_path it is looked for beside X.ids.npy as
   /// X.weights_e4.npy or X.weights.npy. A companion of fewer tokens (or prompts) cuts the recording
-  /// to those. Throws InputError (file, what, what would be right) for unreadable or damaged files.
+  /// to those. Prompt tokens without any choice in any layer, as vLLM tells of those that its prefix cache answered, are left out.
+  /// Throws InputError (file, what, what would be right) for unreadable or damaged files.
   static Recording open(const std::string& path, const std::string& weights_path = "");
 
   int layers() const { return layers_; }
@@ -94,6 +96,10 @@ class Recording {
   int tokens() const { return prompts_ == 0 ? steps_ : steps_ * prompts_; }  ///< of each layer
   int least_experts() const { return least_experts_; }                       ///< the largest id plus one
   bool has_weights() const { return !weights_.empty(); }
+  int left_out() const { return left_out_; }  ///< tokens without any choice
+  int hidden() const { return hidden_; }      ///< of hidden_states(); 0: none were recorded
+  /// [tokens, hidden], the same for all layers; of prompt tokens only.
+  const std::vector<bf16>& hidden_states() const { return hidden_states_; }
 
   /// `tokens` tokens of one layer. Prompt tokens: consecutive ones from token `step` on. Decode: a
   /// token of each prompt from step `step`, then of each from the next step, until there are enough.
@@ -101,10 +107,13 @@ class Recording {
   Routing take(int layer, int step, int tokens) const;
 
  private:
-  int layers_ = 0, topk_ = 0, prompts_ = 0, steps_ = 0, least_experts_ = 0;
+  void leave_out_empty();
+
+  int layers_ = 0, topk_ = 0, prompts_ = 0, steps_ = 0, least_experts_ = 0, left_out_ = 0, hidden_ = 0;
   std::string path_;
   std::vector<std::int32_t> ids_;
   std::vector<float> weights_;
+  std::vector<bf16> hidden_states_;
 };
 
 /// Maps id e to factor * e + hash(token, choice) mod factor, so that a recording of few experts can

@@ -14,11 +14,15 @@ double over(double amount, const std::optional<MachineValue>& rate) { return rat
 
 Floors expert_floors(const PlanRequest& request) {
   const LayerShape& shape = request.shape;
-  const bool fp8 = request.activation() == Activation::fp8;
-  const double rows = pair_counts(shape, request.ranks, request.tokens).per_rank;
   const int local = most_local_experts(shape.experts, request.ranks);
   const auto group_tokens = static_cast<std::uint64_t>(request.tokens) * static_cast<std::uint64_t>(request.ranks);
-  const double touched = expected_touched_experts(local, shape.experts, shape.topk, group_tokens);
+  return expert_floors(request, pair_counts(shape, request.ranks, request.tokens).per_rank,
+                       expected_touched_experts(local, shape.experts, shape.topk, group_tokens));
+}
+
+Floors expert_floors(const PlanRequest& request, double rows, double touched) {
+  const LayerShape& shape = request.shape;
+  const bool fp8 = request.activation() == Activation::fp8;
   const double quantised =
       static_cast<double>(wire_row_bytes(fp8 ? Wire::fp8 : Wire::bf16, shape.intermediate, request.quantisation));
 
@@ -30,7 +34,11 @@ Floors expert_floors(const PlanRequest& request) {
   return floors;
 }
 
-std::optional<TimeEstimate> estimate_time(Way way, const PlanRequest& request) {
+namespace {
+
+/// Link bytes: of the busier direction, dispatch and combine together. Rows and pairs are those of one rank.
+std::optional<TimeEstimate> estimate(Way way, const PlanRequest& request, double link_bytes, double rows, double pairs,
+                                     const Floors& floors) {
   const Machine& machine = request.machine;
   const bool known = machine.link && machine.memory_read && machine.memory_copy && machine.word_latency && machine.launch &&
                      (request.activation() == Activation::fp8 ? machine.fp8 : machine.bf16);
@@ -38,20 +46,31 @@ std::optional<TimeEstimate> estimate_time(Way way, const PlanRequest& request) {
     return std::nullopt;
   }
   const plan::WayTraits& way_traits = plan::traits(way);
-  const Traffic out = dispatch_traffic(way, request);
-  const Traffic back = combine_traffic(way, request);
   // A pass over arrived rows reads each once and writes it once for each of its local experts.
-  const double pairs = pair_counts(request.shape, request.ranks, request.tokens).per_rank;
-  const double pass = (out.rows + pairs) * static_cast<double>(out.row_bytes);
+  const double pass = (rows + pairs) * static_cast<double>(dispatch_traffic(way, request).row_bytes);
 
   TimeEstimate estimate;
   estimate.exchange = way_traits.kernels * machine.launch->value + way_traits.rendezvous * machine.word_latency->value +
-                      over(out.remote_bytes + back.remote_bytes, machine.link) +
-                      way_traits.local_passes * over(pass, machine.memory_copy);
-  const Floors floors = expert_floors(request);
+                      over(link_bytes, machine.link) + way_traits.local_passes * over(pass, machine.memory_copy);
   estimate.experts = std::max(floors.weights, floors.operations) + (way == Way::mega ? 0.0 : floors.activation);
   estimate.total = way == Way::mega ? std::max(estimate.exchange, estimate.experts) : estimate.exchange + estimate.experts;
   return estimate;
+}
+
+}  // namespace
+
+std::optional<TimeEstimate> estimate_time(Way way, const PlanRequest& request) {
+  const Traffic out = dispatch_traffic(way, request);
+  const Traffic back = combine_traffic(way, request);
+  return estimate(way, request, out.remote_bytes + back.remote_bytes, out.rows,
+                  pair_counts(request.shape, request.ranks, request.tokens).per_rank, expert_floors(request));
+}
+
+std::optional<TimeEstimate> estimate_time(Way way, const PlanRequest& request, const RankWork& work) {
+  const double row_bytes =
+      static_cast<double>(dispatch_traffic(way, request).row_bytes) + static_cast<double>(combine_traffic(way, request).row_bytes);
+  return estimate(way, request, work.link_rows * row_bytes, work.rows, work.pairs,
+                  expert_floors(request, work.pairs, work.touched));
 }
 
 }  // namespace heddle

@@ -4,18 +4,16 @@
 #include <fmt/ranges.h>
 
 #include <bit>
-#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <limits>
 #include <optional>
 #include <string_view>
 
 #include "heddle/error.hpp"
 #include "heddle/formats.hpp"
+#include "routing/file_bytes.hpp"
 
 namespace heddle {
 
@@ -105,12 +103,13 @@ class HeaderParser {
     return sizes;
   }
   std::string little_endian(std::string_view type) const {
-    for (const std::string_view known : {"<i2", "<i4", "<i8", "<u2", "<f2", "<f4"}) {
+    for (const std::string_view known : {"|u1", "<i2", "<i4", "<i8", "<u2", "<f2", "<f4"}) {
       if (type == known) return std::string(known.substr(1));
     }
-    throw InputError(fmt::format(
-        "{}: values of type '{}'; ids may be little-endian int16, int32, int64 or uint16, weights uint16, float16 or float32",
-        path_, type));
+    throw InputError(
+        fmt::format("{}: values of type '{}'; ids may be little-endian int16, int32, int64, uint8 or uint16, weights uint16, "
+                    "float16 or float32",
+                    path_, type));
   }
 
   std::string_view text_;
@@ -129,20 +128,8 @@ std::optional<std::size_t> data_bytes(const NpyArray& array) {
   return bytes;
 }
 
-std::vector<char> read_all(const std::string& path) {
-  std::error_code error;
-  const std::uintmax_t size = std::filesystem::file_size(path, error);
-  if (error) throw InputError(fmt::format("{}: cannot be read: {}", path, error.message()));
-  std::ifstream file(path, std::ios::binary);
-  std::vector<char> bytes(size);
-  if (!file.read(bytes.data(), static_cast<std::streamsize>(size))) {
-    throw InputError(fmt::format("{}: cannot be read: {}", path, file.is_open() ? "it ended early" : std::strerror(errno)));
-  }
-  return bytes;
-}
-
 /// The header's text, and where the values begin.
-std::string_view header_of(const std::vector<char>& file, const std::string& path, std::size_t& data_begin) {
+std::string_view header_of(std::span<const char> file, const std::string& path, std::size_t& data_begin) {
   constexpr std::string_view magic = "\x93NUMPY";
   const std::string_view all(file.data(), file.size());
   if (!all.starts_with(magic)) throw InputError(fmt::format("{}: not a .npy file: it does not begin with NumPy's mark", path));
@@ -183,8 +170,9 @@ std::size_t NpyArray::size() const { return data.size() / bytes_a_value(*this); 
 
 std::string NpyArray::shape_text() const { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
-NpyArray read_npy(const std::string& path) {
-  const std::vector<char> file = read_all(path);
+NpyArray read_npy(const std::string& path) { return parse_npy(read_file(path), path); }
+
+NpyArray parse_npy(std::span<const char> file, const std::string& path) {
   NpyArray array;
   array.path = path;
   std::size_t begin = 0;
@@ -202,7 +190,9 @@ NpyArray read_npy(const std::string& path) {
 std::vector<std::int64_t> integers(const NpyArray& array) {
   std::vector<std::int64_t> out(array.size());
   for (std::size_t i = 0; i < out.size(); ++i) {
-    if (array.type == "i2") {
+    if (array.type == "u1") {
+      out[i] = value_at<std::uint8_t>(array, i);
+    } else if (array.type == "i2") {
       out[i] = value_at<std::int16_t>(array, i);
     } else if (array.type == "i4") {
       out[i] = value_at<std::int32_t>(array, i);
@@ -211,7 +201,7 @@ std::vector<std::int64_t> integers(const NpyArray& array) {
     } else if (array.type == "u2") {
       out[i] = value_at<std::uint16_t>(array, i);
     } else {
-      throw InputError(fmt::format("{}: ids of type {}; int16, int32, int64 or uint16 are needed", array.path, array.type));
+      throw InputError(fmt::format("{}: ids of type {}; int16, int32, int64, uint8 or uint16 are needed", array.path, array.type));
     }
   }
   return out;
@@ -224,6 +214,8 @@ std::vector<float> weights_of(const NpyArray& array) {
       out[i] = from_half(value_at<std::uint16_t>(array, i));
     } else if (array.type == "f4") {
       out[i] = value_at<float>(array, i);
+    } else if (array.type == "b2") {
+      out[i] = to_float(bf16{value_at<std::uint16_t>(array, i)});
     } else if (array.type == "u2") {
       out[i] = static_cast<float>(value_at<std::uint16_t>(array, i)) / 10000.0f;
     } else {

@@ -8,6 +8,7 @@
 #include "heddle/routing.hpp"
 #include "routing/npy.hpp"
 #include "routing/random.hpp"
+#include "routing/recorded_file.hpp"
 
 namespace heddle {
 
@@ -28,8 +29,9 @@ std::string companion_of(const std::string& path) {
 void check_shape(const NpyArray& array) {
   const auto& shape = array.shape;
   if (shape.size() != 3 && shape.size() != 4) {
-    throw InputError(fmt::format("{}: shape {}; a recording is [tokens, layers, topk] or [prompts, steps, layers, topk]",
-                                 array.path, array.shape_text()));
+    throw InputError(fmt::format(
+        "{}: shape {}; a recording is [tokens, layers, topk], [prompts, steps, layers, topk], or of one layer [tokens, topk]",
+        array.path, array.shape_text()));
   }
   // Large enough for any recording, and no product of two of them leaves an int.
   constexpr std::size_t largest_count = std::numeric_limits<int>::max();
@@ -71,6 +73,14 @@ std::vector<std::int32_t> checked_ids(const NpyArray& array, int topk) {
   return ids;
 }
 
+/// Throws where hidden states are not one row for each prompt token.
+int hidden_size_of(const NpyArray& hidden, int tokens, int prompts) {
+  if (prompts == 0 && hidden.shape.size() == 2 && hidden.shape[0] == static_cast<std::size_t>(tokens) && hidden.shape[1] <= 1 << 20)
+    return static_cast<int>(hidden.shape[1]);
+  throw InputError(fmt::format("{}: shape {}; hidden states are [tokens, hidden] of the {} prompt tokens", hidden.path,
+                               hidden.shape_text(), prompts == 0 ? tokens : 0));
+}
+
 std::vector<float> checked_weights(const NpyArray& array) {
   std::vector<float> weights = weights_of(array);
   const auto bad = std::ranges::find_if(weights, [](float w) { return !(w >= 0.0f && w <= std::numeric_limits<float>::max()); });
@@ -84,16 +94,17 @@ std::vector<float> checked_weights(const NpyArray& array) {
 }  // namespace
 
 Recording Recording::open(const std::string& path, const std::string& weights_path) {
-  NpyArray ids = read_npy(path);
+  RecordedFile file = read_recorded_file(path);
+  NpyArray& ids = file.ids;
   check_shape(ids);
   Recording recording;
   recording.path_ = path;
-  const std::string companion = weights_path.empty() ? companion_of(path) : weights_path;
-  if (!companion.empty()) {
-    const NpyArray weights = read_npy(companion);
-    check_shape(weights);
-    cut_to_weights(ids, weights);
-    recording.weights_ = checked_weights(weights);
+  const std::string companion = weights_path.empty() && !file.weights ? companion_of(path) : weights_path;
+  if (!companion.empty()) file.weights = read_npy(companion);
+  if (file.weights) {
+    check_shape(*file.weights);
+    cut_to_weights(ids, *file.weights);
+    recording.weights_ = checked_weights(*file.weights);
   }
   const auto size_at = [&ids](std::size_t from_end) { return static_cast<int>(ids.shape[ids.shape.size() - from_end]); };
   recording.topk_ = size_at(1);
@@ -101,8 +112,38 @@ Recording Recording::open(const std::string& path, const std::string& weights_pa
   recording.steps_ = size_at(3);
   recording.prompts_ = ids.shape.size() == 4 ? size_at(4) : 0;
   recording.ids_ = checked_ids(ids, recording.topk_);
+  if (file.hidden) {
+    recording.hidden_ = hidden_size_of(*file.hidden, recording.tokens(), recording.prompts_);
+    for (const float value : weights_of(*file.hidden)) recording.hidden_states_.push_back(to_bf16(value));
+  }
   recording.least_experts_ = std::ranges::max(recording.ids_) + 1;
+  recording.leave_out_empty();
   return recording;
+}
+
+void Recording::leave_out_empty() {
+  if (prompts_ != 0) return;  // decode steps keep their places
+  const auto a_token = static_cast<std::ptrdiff_t>(layers_) * topk_;
+  int kept = 0;
+  for (int token = 0; token < steps_; ++token) {
+    const auto begin = ids_.begin() + token * a_token;
+    if (std::all_of(begin, begin + a_token, [](std::int32_t id) { return id < 0; })) continue;
+    if (kept != token) {
+      std::copy_n(begin, a_token, ids_.begin() + kept * a_token);
+      if (has_weights()) std::copy_n(weights_.begin() + token * a_token, a_token, weights_.begin() + kept * a_token);
+      if (hidden_ > 0) {
+        const auto width = static_cast<std::ptrdiff_t>(hidden_);
+        std::copy_n(hidden_states_.begin() + token * width, width, hidden_states_.begin() + kept * width);
+      }
+    }
+    ++kept;
+  }
+  if (kept == 0) throw InputError(fmt::format("{}: no token has a choice", path_));
+  left_out_ = steps_ - kept;
+  steps_ = kept;
+  ids_.resize(static_cast<std::size_t>(kept * a_token));
+  if (has_weights()) weights_.resize(ids_.size());
+  hidden_states_.resize(static_cast<std::size_t>(kept) * static_cast<std::size_t>(hidden_));
 }
 
 Routing Recording::take(int layer, int step, int tokens) const {

@@ -75,6 +75,8 @@ int main(int argc, char** argv) {
   heddle::tool::add_plan(app, status);
   heddle::tool::add_tune(app, status);
   heddle::tool::add_trace(app, status);
+  heddle::tool::add_replay(app, status);
+  heddle::tool::add_doctor(app, status);
 #ifdef HEDDLE_CUDA
   heddle::tool::add_bench(app, status);
 #endif

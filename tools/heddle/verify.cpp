@@ -5,15 +5,14 @@
 #include <memory>
 #include <optional>
 
+#include "against_reference.hpp"
 #include "command.hpp"
 #include "heddle/error.hpp"
 #include "inputs.hpp"
 #include "job.hpp"
 #include "json_file.hpp"
-#include "layer/expert_slices.hpp"
 #include "layer/options.hpp"
 #include "reference/reference.hpp"
-#include "reference/slices.hpp"
 #include "report.hpp"
 #include "words.hpp"
 
@@ -35,31 +34,8 @@ struct Check {
   bool passed = false;
 };
 
-bool is_slots(const LayerOptions& options) {
-  return options.way == Way::low_latency || options.way == Way::mega ||
-         (options.way == Way::elastic && options.reduce == Reduce::home);
-}
-
 /// Does the same call give the same bits again? Results that are added where they arrive come in any order.
 bool has_fixed_bits(const LayerOptions& options) { return options.combine == Combine::slots; }
-
-/// Bounds of docs/numerics.md, "What must agree". What the page pools has a wider one here, where there is one batch only: in a
-/// few tokens a group that takes another scale weighs much, of a row on its way back or, since tensor cores keep about 14 bits of
-/// an fp8 sum, of activations on a GPU.
-double bound_of(const Inputs& inputs, LayerOptions options) {
-  constexpr double of_few_tokens = 4e-2;
-  if (options.combine == Combine::add) {
-    options.combine = Combine::slots;
-    return bound_of(inputs, options) + error_of_additions(inputs.source.shape.topk);
-  }
-  const LayerShape& shape = inputs.source.shape;
-  const bool is_small = static_cast<double>(inputs.tokens()) * shape.topk * shape.intermediate < 1 << 17;
-  const bool has_few_outputs = static_cast<double>(inputs.tokens()) * shape.hidden < 1 << 15;
-  if (options.combine_wire != Wire::bf16 && (is_small || has_few_outputs)) return of_few_tokens;
-  if (activation_of(inputs.source.kind, options) == Activation::bf16) return 4e-3;
-  if (inputs.host_experts) return 6e-3;
-  return is_small ? of_few_tokens : 1.5e-2;
-}
 
 /// Does the fused layer compute this, so that it is checked without being named? See check_mega, and docs/gpu.md for its kernel.
 bool is_fusable(const Inputs& inputs) {
@@ -103,45 +79,6 @@ std::vector<LayerOptions> wanted_ways(const VerifyArguments& arguments, const In
     for (LayerOptions& options : wanted) options.combine = is_mega(options) ? options.combine : Combine::slots;
   }
   return wanted;
-}
-
-std::vector<bf16> reference_of(const Inputs& inputs, const LayerOptions& options, const ExchangeOptions& exchange) {
-  const LayerSource& source = inputs.source;
-  const Placement placement = Placement::contiguous(source.shape.experts, inputs.ranks);
-  ReferenceInput input;
-  input.hidden = source.shape.hidden;
-  input.intermediate = source.shape.intermediate;
-  input.experts = source.shape.experts;
-  input.tokens = inputs.tokens();
-  input.topk = source.shape.topk;
-  input.hidden_states = inputs.hidden_states;
-  input.ids = inputs.routing.ids;
-  input.weights = inputs.routing.weights;
-  input.expert = source.expert;
-  input.shared = source.shared ? &*source.shared : nullptr;
-  input.rank_of = placement.rank_map();
-  ReferenceOptions reference;
-  reference.activation = activation_of(inputs.source.kind, options);
-  reference.quantisation = options.quantisation;
-  reference.clamp = options.clamp;
-  reference.weight_at = options.weight_at;
-  reference.sum = is_slots(options) ? Sum::slots : Sum::two_stage;
-  reference.wire = exchange.wire;
-  reference.combine_wire = options.combine_wire;
-  if (!options.expert_slices) return reference_layer(input, reference);
-  std::vector<int> ends;
-  for (int rank = 0; rank < inputs.ranks; ++rank) {
-    const SliceRange slice = slice_of_rank(input.intermediate, rank, inputs.ranks);
-    ends.push_back(slice.first + slice.count);
-  }
-  SlicesAsExperts slices(source.expert, ends, inputs.routing.ids, inputs.routing.weights, input.experts);
-  input.experts *= inputs.ranks;
-  input.topk *= inputs.ranks;
-  input.ids = slices.ids();
-  input.weights = slices.weights();
-  input.rank_of = slices.rank_of();
-  input.expert = [&slices](int id) { return slices.expert(id); };
-  return reference_layer(input, reference);
 }
 
 /// References depend on the order of sums and on the wires only; ways that share them share one.
