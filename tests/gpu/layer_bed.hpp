@@ -279,6 +279,7 @@ class GpuBounds {
   }
   ~GpuBounds() {
     constexpr double bounds[] = {1.5e-2, 4e-3};
+    constexpr double bound_of_nvfp4_returns = 2e-2;  // which some of the quantised ones are
     constexpr const char* names[] = {"fp8", "bf16"};
     for (std::size_t i = 0; i < 4; ++i) {
       const std::size_t activation = i / 2;
@@ -289,7 +290,8 @@ class GpuBounds {
       std::printf("%s activations, %s returns: error %.2e over tokens * k * D = %.3g\n", names[activation],
                   quantised ? "quantised" : "bf16", error, pool.pairs);
       if (pool.is_enough(quantised)) {
-        EXPECT_LE(error, bounds[activation]) << "over all cases with " << names[activation] << " activations";
+        const double bound = quantised && activation == 0 ? bound_of_nvfp4_returns : bounds[activation];
+        EXPECT_LE(error, bound) << "over all cases with " << names[activation] << " activations";
       }
     }
   }

@@ -23,7 +23,9 @@ double bound_of(const Inputs& inputs, LayerOptions options) {
   if (options.combine_wire != Wire::bf16 && (is_small || has_few_outputs)) return of_few_tokens;
   if (activation_of(inputs.source.kind, options) == Activation::bf16) return 4e-3;
   if (inputs.host_experts) return 6e-3;
-  return is_small ? of_few_tokens : 1.5e-2;
+  constexpr double of_nvfp4_returns = 2e-2;  // docs/numerics.md
+  if (is_small) return of_few_tokens;
+  return options.combine_wire == Wire::nvfp4 ? of_nvfp4_returns : 1.5e-2;
 }
 
 std::vector<bf16> reference_of(const Inputs& inputs, const LayerOptions& options, const ExchangeOptions& exchange) {
