@@ -106,8 +106,13 @@ class RankWorkspace:
 
 class RankLayer:
     def __init__(self, workspace: RankWorkspace, weights: RankWeights, options: LayerOptions) -> None: ...
-    def forward(self, hidden: Array, ids: Array, weights: Array, out: Array, step: Step | None, phase: PhaseName) -> None: ...
+    def forward(
+        self, hidden: Array, ids: Array | None, weights: Array | None, out: Array, step: Step | None, phase: PhaseName
+    ) -> None: ...
     def explain(self, step: Step) -> str: ...
+    @property
+    def routing(self) -> tuple[Any, Any]:
+        """Of the last call without ids: views of ids and weights, None where there was no such call or it had no tokens."""
     def repeat(self, hidden: Array, ids: Array, weights: Array, out: Array, step: Step, calls: int) -> None:
         """The same call many times without Python in between (bench/python_overhead.py)."""
     @property

@@ -152,13 +152,6 @@ std::shared_ptr<RankExchange> make_exchange(std::shared_ptr<RankGroup> group, nb
   return std::make_shared<RankExchange>(group, options);
 }
 
-/// An array of NumPy over memory that `owner` keeps; None where there is none. Nobody may write to it.
-template <class T>
-nb::object view_of(const T* data, std::initializer_list<std::size_t> shape, nb::handle owner) {
-  if (data == nullptr) return nb::none();
-  return nb::cast(nb::ndarray<nb::numpy, const T>(data, shape, owner));
-}
-
 /// The fields of heddle.exchange.Arrived that the library knows.
 nb::dict arrived_of(nb::handle self) {
   const auto& exchange = nb::cast<const RankExchange&>(self);

@@ -52,6 +52,20 @@ class Router(unittest.TestCase):
             logits = saved.batch.hidden.astype(np.float64) @ saved.layer.router.weight.astype(np.float64).T
             np.testing.assert_array_equal(ids, np.argsort(-logits, axis=1, kind="stable")[:, :3])
 
+    def test_no_router_inside(self):
+        """Ids of one's own go through a layer whose router is none or cannot be followed; without ids the reason is told."""
+        unknown = {"score": "softmax", "topk": 2}, {"scoring_func": "tanh", "num_experts_per_tok": 2}
+        for (router, extra), words in ((unknown, "scoring_func is 'tanh'"), ((None, {}), "no router")):
+            with self.subTest(words=words), tempfile.TemporaryDirectory() as folder:
+                saved = save(Path(folder), router=router, extra=extra)
+                layer = heddle.MoeLayer.create(heddle.thread_group(1)[0], saved.source, heddle.LayerOptions(cap=20))
+                layer.forward(saved.batch.hidden, saved.batch.ids, saved.batch.weights)
+                self.assertEqual([part.shape for part in layer.routing], [(0, 2), (0, 2)])
+                with self.assertRaisesRegex(heddle.InputError, words):
+                    layer.forward(saved.batch.hidden)
+                with self.assertRaisesRegex(heddle.InputError, words):
+                    saved.source.route(saved.batch.hidden)
+
 
 class Plans(unittest.TestCase):
     def test_a_plan_is_the_commands(self):
