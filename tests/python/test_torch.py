@@ -1,12 +1,13 @@
 """The layer with tensors of PyTorch on the host engine: without copies, as an operator, under torch.compile."""
 
+import re
 import subprocess
 import sys
 import tempfile
 import unittest
 
 import support
-from support import bits
+from support import HERE, bits
 
 import heddle
 import ml_dtypes
@@ -98,8 +99,35 @@ class Torch(unittest.TestCase):
         def block(hidden, ids, weights):
             return module(hidden * 1.0, ids, weights, heddle.Step(3)) + 0
 
-        compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
-        self.assert_expected(compiled(*tensors()))
+        for backend in ("eager", "aot_eager"):
+            with self.subTest(backend=backend):
+                torch._dynamo.reset()
+                compiled = torch.compile(block, backend=backend, fullgraph=True)
+                self.assert_expected(compiled(*tensors()))
+
+    def test_compiled_once_for_all_batches(self):
+        """Numbers of tokens and steps that change are no reason to compile again where shapes are dynamic."""
+        from torch._dynamo.testing import CompileCounterWithBackend
+
+        module = heddle.torch.MoeModule(self.layer)
+        for backend in ("eager", "aot_eager"):
+            with self.subTest(backend=backend):
+                torch._dynamo.reset()
+                counter = CompileCounterWithBackend(backend)
+                compiled = torch.compile(module, backend=counter, fullgraph=True, dynamic=True)
+                for count in (3, 4, 2, 3):
+                    given = tensors(count)
+                    torch.testing.assert_close(compiled(*given, heddle.Step(count)), self.layer.forward(*given), rtol=0, atol=0)
+                    self.assertEqual(len(compiled(*given)), count)
+                self.assertLess(counter.frame_count, 4)  # with a step and without; torch may take a number for fixed first
+
+    def test_compiled_with_the_wrong_dtype(self):
+        module = heddle.torch.MoeModule(self.layer)
+        hidden, ids, weights = tensors()
+        torch._dynamo.reset()
+        compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+        with self.assertRaisesRegex(Exception, "ids: expected int32 .*, got torch.int64"):
+            compiled(hidden, ids.long(), weights, heddle.Step(3))
 
     def test_two_ranks(self):
         def main(group):
@@ -107,6 +135,15 @@ class Torch(unittest.TestCase):
 
         for out in heddle.run_threads(2, main):
             self.assert_expected(out)
+
+
+def launched(program, ranks, *arguments):
+    """What a program writes under torchrun; with 0 ranks, as a program of its own."""
+    launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--standalone"] if ranks else []
+    command = [sys.executable, *launcher, str(program), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+    return done.stdout
 
 
 PROCESS_GROUP = """
@@ -125,9 +162,17 @@ class Launched(unittest.TestCase):
         with tempfile.NamedTemporaryFile("w", suffix=".py") as program:
             program.write(PROCESS_GROUP)
             program.flush()
-            command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", program.name]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        self.assertEqual(done.returncode, 0, done.stderr)
+            launched(program.name, 2)
+
+    def test_the_example(self):
+        """It compares its tokens itself; here they are looked at for being different ones."""
+        example = HERE.parent.parent / "examples" / "python" / "torch_layer.py"
+        for ranks in (0, 2):
+            with self.subTest(ranks=ranks):
+                requests = re.findall("request 0: (.*)", launched(example, ranks))
+                self.assertEqual(len(requests), max(ranks, 1))
+                for tokens in requests:
+                    self.assertGreater(len(set(tokens.split())), 10, tokens)
 
 
 if __name__ == "__main__":
