@@ -39,6 +39,10 @@ def create(group):
     return heddle.MoeLayer.create(group, heddle.Source.synthetic(SHAPE), heddle.LayerOptions(cap=4))
 
 
+class Subclass(torch.Tensor if torch else object):
+    """What is no plain tensor lends itself in its own way."""
+
+
 @unittest.skipIf(torch is None, f"torch is not here: {None if torch else missing}")
 class Torch(unittest.TestCase):
     def setUp(self):
@@ -53,6 +57,10 @@ class Torch(unittest.TestCase):
         given = tensors()
         for tensor in given:
             self.assertEqual(heddle._core.address_of(tensor), tensor.data_ptr())
+            self.assertEqual(heddle._core.address_of(tensor[1:]), tensor[1:].data_ptr())
+            self.assertEqual(heddle._core.address_of(tensor.as_subclass(Subclass)), tensor.data_ptr())
+        parameter = torch.nn.Parameter(given[0], requires_grad=False)
+        self.assertEqual(heddle._core.address_of(parameter), given[0].data_ptr())
         out = torch.zeros((5, 128), dtype=torch.bfloat16)
         result = self.layer.forward(*given, out=out[1:4])
         self.assertEqual(result.data_ptr(), out[1:4].data_ptr())
@@ -66,6 +74,10 @@ class Torch(unittest.TestCase):
             ((hidden.half(), ids, weights), "hidden: expected bfloat16 .* got float16"),
             ((hidden, ids.long(), weights), "ids: expected int32 .* got int64"),
             ((hidden.T.contiguous().T, ids, weights), "strides"),
+            ((hidden.clone().requires_grad_(), ids, weights), "a tensor that requires gradients.* detach"),
+            ((torch.nn.Parameter(hidden), ids, weights), "a tensor that requires gradients.* detach"),
+            ((hidden.to("meta"), ids, weights), "hidden: expected bfloat16"),
+            ((hidden.to_sparse(), ids, weights), "hidden: expected bfloat16"),
         ):
             with self.subTest(words=words), self.assertRaisesRegex((heddle.InputError, TypeError), words):
                 self.layer.forward(*given)
