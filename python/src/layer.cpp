@@ -74,7 +74,7 @@ WorkspacePointer make_workspace(std::shared_ptr<RankGroup> group, const nb::list
   }
   const RankGroup::Turn turn(*group, "a new workspace");
   const nb::gil_scoped_release others_run;
-  return std::make_shared<RankWorkspace>(group, std::move(needs));
+  return make_shared_unlocked<RankWorkspace>(group, std::move(needs));
 }
 
 void reset(RankWorkspace& self, const std::optional<std::vector<bool>>& live) {
@@ -175,7 +175,7 @@ std::shared_ptr<RankLayer> make_layer(const WorkspacePointer& workspace, const s
   const LayerOptions options = options_of(given);
   const RankGroup::Turn turn(workspace->group(), "a new layer");
   const nb::gil_scoped_release others_run;
-  return std::make_shared<RankLayer>(workspace, weights, options);
+  return make_shared_unlocked<RankLayer>(workspace, weights, options);
 }
 
 /// What the router chose in the last call without ids, as views.
