@@ -26,7 +26,7 @@ inline std::chrono::milliseconds deadline_of(double seconds) {
 class RankGroup {
  public:
   explicit RankGroup(std::unique_ptr<Group> group)
-      : group_(std::move(group)), place_{"rank", fmt::format("rank {}", group_->rank()), {}} {}
+      : group_(std::move(group)), place_("rank", fmt::format("rank {}", group_->rank())) {}
   Group& group() { return *group_; }
 
   struct Turn : python::Turn {

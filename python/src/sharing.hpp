@@ -26,6 +26,7 @@ std::shared_ptr<T> make_shared_unlocked(Arguments&&... arguments) {
 
 /// What one thread at a time uses. Calls run without the interpreter's lock, so that a second one could come in.
 struct Place {
+  Place(std::string of_kind, std::string of_name) : kind(std::move(of_kind)), name(std::move(of_name)) {}
   std::string kind;  ///< "rank"
   std::string name;  ///< "rank 3"
   std::atomic_flag busy;
