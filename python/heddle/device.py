@@ -142,9 +142,11 @@ class DeviceWorkspace:
         return self._core.device(gpu)
 
     def first_rank(self, gpu: int = 0) -> int:
+        """The lowest rank that lives on GPU number `gpu` of this process."""
         return self._core.first_rank(gpu)
 
     def ranks_on(self, gpu: int = 0) -> int:
+        """How many ranks live on GPU number `gpu` of this process."""
         return self._core.ranks_on(gpu)
 
     def throw_if_aborted(self) -> None:

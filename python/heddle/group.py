@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -120,7 +121,14 @@ def join(
         raise InputError(f"rank {rank} of {ranks} ranks: give both, or neither under a launcher")
     if rank is None or ranks is None:
         rank, ranks = _launched(os.environ)
-    return _core.join_group(address if address is not None else _launch_name(os.environ), rank, ranks, deadline)
+    text = address if address is not None else _launch_name(os.environ)
+    return _core.join_group(_short(text), rank, ranks, deadline)
+
+
+def _short(text: str) -> str:
+    """A name that a socket may have: at most 99 bytes."""
+    data = text.encode()
+    return text if len(data) <= 99 else hashlib.sha256(data).hexdigest()
 
 
 def _agreed_by_torch(process_group: Any) -> tuple[str, int, int]:

@@ -95,6 +95,12 @@ class Environment(unittest.TestCase):
         waiting.join()
         self.assertEqual(texts, [["a", "b"]])
 
+    def test_long_names(self):
+        """Of another kind of letters, too; what they differ by at the end counts."""
+        for text in ("/a/path" * 40, "ü" * 60):
+            groups = [heddle.join(text + end, 0, 1) for end in ("1", "2")]
+            self.assertEqual([group.ranks for group in groups], [1, 1])
+
     def test_outside_of_the_group(self):
         with self.assertRaisesRegex(heddle.InputError, "3"):
             heddle.join("name", 3, 2)
