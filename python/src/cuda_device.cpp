@@ -331,7 +331,12 @@ void bind_context(nb::module_& module) {
           "ranks_on", [](const DeviceContext& self, std::size_t gpu) { return self.workspace().ranks_on(self.gpu(gpu)); }, "gpu"_a)
       .def("throw_if_aborted", [](const DeviceContext& self) { self.workspace().throw_if_aborted(); })
       .def(
-          "set_deadline", [](DeviceContext& self, double seconds) { self.workspace().set_deadline(deadline_of(seconds)); },
+          "set_deadline",
+          [](DeviceContext& self, double seconds) {
+            const auto deadline = deadline_of(seconds);
+            const nb::gil_scoped_release others_run;  // a copy to the GPU may wait for its kernels
+            self.workspace().set_deadline(deadline);
+          },
           "seconds"_a)
       .def("reset", &reset, "live"_a.none());
 }
