@@ -16,6 +16,7 @@ from support import SEED, WAYS, bits, slice_of
 import heddle
 import numpy as np
 import oracle
+from heddle import device
 
 BOUND = 6e-3
 TOKENS = 37
@@ -54,8 +55,36 @@ def run(saved, way, ranks):
     return [np.concatenate(of_ranks) for of_ranks in zip(*heddle.run_threads(ranks, main), strict=True)]
 
 
-@unittest.skipIf(hugging_face.missing, hugging_face.missing)
-class Transformers(unittest.TestCase):
+def run_on_a_gpu(saved, way, ranks):
+    """All tokens' outputs, by ranks of one GPU; the router stays on the host."""
+    torch = hugging_face.torch
+    source = heddle.Source.open(saved.folder, LAYER)
+    options = heddle.LayerOptions(way=way, cap=TOKENS)
+    weights = [source.load(rank, ranks) for rank in range(ranks)]
+    workspace = device.DeviceWorkspace([(weights[0], options)], ranks=ranks, deadline=5)
+    layer = device.DeviceLayer(workspace, weights, options)
+    hidden = torch.from_numpy(bits(saved.hidden)).view(torch.bfloat16)
+    batch = [hidden, *map(torch.from_numpy, source.route(saved.hidden))]
+    slices = [slice_of(TOKENS, rank, ranks) for rank in range(ranks)]
+    most = max(mine.stop - mine.start for mine in slices)
+    # Copies of their own, so that every rank's rows are aligned.
+    outs = layer.forward(*([array[mine].cuda() for mine in slices] for array in batch), step=heddle.Step(most))
+    torch.cuda.synchronize()
+    layer.throw_if_failed()
+    return torch.cat(outs).float().cpu().numpy()
+
+
+def no_gpu():
+    if hugging_face.missing:
+        return hugging_face.missing
+    if not device.is_built():
+        return "this module was built without the CUDA part"
+    return "" if device.gpus_present() and hugging_face.torch.cuda.is_available() else "no GPU is here"
+
+
+class OfTransformers(unittest.TestCase):
+    """Has the models, saved once a class."""
+
     @classmethod
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
@@ -65,6 +94,9 @@ class Transformers(unittest.TestCase):
     def tearDownClass(cls):
         cls.folder.cleanup()
 
+
+@unittest.skipIf(hugging_face.missing, hugging_face.missing)
+class Transformers(OfTransformers):
     def check_choices(self, saved, ids, weights):
         """The same experts for every token, in whatever order, with the same weights."""
         for token, wanted in enumerate(saved.choices):
@@ -100,6 +132,16 @@ class Transformers(unittest.TestCase):
         nobody = np.full_like(ids, -1)
         for wrong in ((np.roll(ids, 1, axis=0), weights), (ids, weights / 2.5), without_groups, (nobody, weights)):
             self.assertGreater(oracle.relative_error(layer.forward(saved.hidden, *wrong), saved.output), 5 * BOUND)
+
+
+@unittest.skipIf(no_gpu(), no_gpu())
+class OnGpus(OfTransformers):
+    def test_every_way(self):
+        for model, saved in zip(MODELS, self.saved, strict=True):
+            for way in WAYS:
+                for ranks in (1, 4):
+                    with self.subTest(model=str(model), way=way, ranks=ranks):
+                        self.assertLess(oracle.relative_error(run_on_a_gpu(saved, way, ranks), saved.output), BOUND, f"seed {SEED}")
 
 
 if __name__ == "__main__":
