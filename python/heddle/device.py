@@ -232,8 +232,9 @@ class DeviceLayer:
 
         tokens: int32 [1] on the device, the number of tokens that count, so that a captured graph is replayed with another one.
         None: all of hidden's, fixed when captured. stream: a cudaStream_t as a number; None: the current one of hidden's
-        framework; a new array is of this stream's memory. The call may be captured in a graph (ways other than normal and elastic with cpu_sync); nothing is allocated
-        but `out`, if it is not given.
+        framework; a new array is of this stream's memory. The call may be captured in a graph (ways other than normal and elastic
+        with cpu_sync); nothing is allocated but `out`, if it is not given, and with overflow="split" where hidden is larger than
+        ever before, a table of numbers.
 
         Raises InputError before a launch: then the other ranks, unless a graph is being captured, find a FaultError that names this
         one, and all that go on call DeviceWorkspace.reset before the next call. Faults are found when the stream has been waited

@@ -14,6 +14,7 @@ from heddle.errors import InputError
 
 Result = TypeVar("Result")
 
+
 @dataclass(frozen=True)
 class _Launcher:
     """The variables by which a launcher tells its processes who they are."""
