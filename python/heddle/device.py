@@ -367,7 +367,7 @@ class DeviceExperts:
         if out is None:
             if scales is not None:
                 raise InputError("out: expected memory for the results of fp8 rows, got None")
-            out = empty_like(values, "out")
+            out = _new_output(values, stream)
         return (values, scales), out, current_stream(values) if stream is None else stream
 
     def throw_if_failed(self) -> None:

@@ -97,6 +97,11 @@ class Calls(unittest.TestCase):
         self.assertEqual(self.cupy.stream, CURRENT)
         self.assertEqual(layer._core.refused, [])
 
+    def test_outputs_of_experts_likewise(self):
+        for given, expected in ((None, CURRENT), (7, 7)):
+            _, out, stream = device.DeviceExperts._call(self.arrays[0], None, given)
+            self.assertEqual((out.made_on, stream), (expected, expected))
+
     def test_outputs_that_are_given_stay(self):
         layer, out = self.layer(), ndarray(self.cupy)
         self.assertIs(layer.forward(*self.arrays, out, step=self.step, stream=7), out)
