@@ -11,7 +11,8 @@ stay alive and unchanged until the call has run."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,19 +52,47 @@ class DeviceSeconds:
     combine: float
 
 
+_CUDA = 2  # DLPack's number of it
+
+
+def _is_cupy(array: Any) -> bool:
+    return type(array).__module__.partition(".")[0] == "cupy"
+
+
+def _is_torch(array: Any) -> bool:
+    return "torch" in sys.modules and isinstance(array, sys.modules["torch"].Tensor)
+
+
 def current_stream(array: Any) -> int:
     """The cudaStream_t on which the array's framework queues its work now: torch's or CuPy's current stream."""
-    framework = type(array).__module__.partition(".")[0]
-    if framework == "cupy":
-        return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
-    if "torch" in sys.modules and isinstance(array, sys.modules["torch"].Tensor):
+    if _is_torch(array):
         return int(sys.modules["torch"].cuda.current_stream(array.device).cuda_stream)
+    if _is_cupy(array):
+        return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
     raise InputError(f"no current stream is known of a {type(array).__name__}: give stream=, a cudaStream_t as a number")
 
 
+def _new_output(hidden: Any, stream: int | None) -> Any:
+    """Memory for outputs that are written on a stream, None: the current one. It comes from that stream's own, since memory of another
+    one may still be used by work that is queued there."""
+    if stream is None:
+        return empty_like(hidden, "out")
+    if _is_torch(hidden):
+        cuda = sys.modules["torch"].cuda
+        with cuda.stream(cuda.ExternalStream(stream, device=hidden.device)):
+            return empty_like(hidden, "out")
+    if _is_cupy(hidden):
+        with sys.modules["cupy"].cuda.ExternalStream(stream):
+            return empty_like(hidden, "out")
+    raise InputError(f"how memory of a stream is made is not known of a {type(hidden).__name__}: give out=")
+
+
 def _lend(array: Any) -> Any:
-    """By DLPack, without waiting for anything (-1): the stream's order is the caller's."""
-    return array.__dlpack__(stream=-1) if hasattr(array, "__dlpack__") else array
+    """By DLPack, without waiting for anything (-1): the stream's order is the caller's. torch's tensors are lent by the module itself,
+    whichever device is the current one, and what is in host memory is refused there."""
+    if _is_torch(array) or not hasattr(array, "__dlpack_device__"):
+        return array
+    return array.__dlpack__(stream=-1) if array.__dlpack_device__()[0] == _CUDA else array
 
 
 class DeviceWorkspace:
@@ -113,9 +142,11 @@ class DeviceWorkspace:
         return self._core.device(gpu)
 
     def first_rank(self, gpu: int = 0) -> int:
+        """The lowest rank that lives on GPU number `gpu` of this process."""
         return self._core.first_rank(gpu)
 
     def ranks_on(self, gpu: int = 0) -> int:
+        """How many ranks live on GPU number `gpu` of this process."""
         return self._core.ranks_on(gpu)
 
     def throw_if_aborted(self) -> None:
@@ -160,8 +191,10 @@ class DeviceLayer:
     def begin(self, hidden: Any, ids: Any, weights: Any, *, step: Step, tokens: Any = None, stream: int | None = None) -> None:
         """First part of a call; see forward. With ways whose host waits for counts (normal, elastic with cpu_sync) every GPU of
         this process begins before one of them ends."""
-        ranks = self._lend_inputs(hidden, ids, weights, tokens)
-        self._core.begin(ranks, step, current_stream(_of_ranks(hidden)[0]) if stream is None else stream)
+        with self._telling(stream):
+            ranks = self._lend_inputs(hidden, ids, weights, tokens)
+            on = current_stream(_of_ranks(hidden)[0]) if stream is None else stream
+        self._core.begin(ranks, step, on)
         self._begun = (hidden, ids, weights, tokens)  # alive until the call has ended
 
     @staticmethod
@@ -174,8 +207,10 @@ class DeviceLayer:
 
     def end(self, out: Any, *, stream: int | None = None) -> None:
         """Second part: experts and outputs."""
-        outputs = _of_ranks(out)
-        self._core.end([_lend(of_rank) for of_rank in outputs], current_stream(outputs[0]) if stream is None else stream)
+        with self._telling(stream):
+            outputs = _of_ranks(out)
+            lent, on = [_lend(of_rank) for of_rank in outputs], current_stream(outputs[0]) if stream is None else stream
+        self._core.end(lent, on)
         self._begun = None
 
     def forward(
@@ -197,19 +232,32 @@ class DeviceLayer:
 
         tokens: int32 [1] on the device, the number of tokens that count, so that a captured graph is replayed with another one.
         None: all of hidden's, fixed when captured. stream: a cudaStream_t as a number; None: the current one of hidden's
-        framework. The call may be captured in a graph (ways other than normal and elastic with cpu_sync); nothing is allocated
-        but `out`, if it is not given.
+        framework; a new array is of this stream's memory. The call may be captured in a graph (ways other than normal and elastic
+        with cpu_sync); nothing is allocated but `out`, if it is not given, and with overflow="split" where hidden is larger than
+        ever before, a table of numbers.
 
-        Raises InputError before a launch. Faults are found when the stream has been waited for: throw_if_failed.
+        Raises InputError before a launch: then the other ranks, unless a graph is being captured, find a FaultError that names this
+        one, and all that go on call DeviceWorkspace.reset before the next call. Faults are found when the stream has been waited
+        for: throw_if_failed. One thread at a time makes calls of a GPU.
         """
-        if out is None:
-            out = (
-                empty_like(hidden, "out") if not isinstance(hidden, list | tuple) else [empty_like(rank, "out") for rank in hidden]
-            )
-        inputs = self._lend_inputs(hidden, ids, weights, tokens)
-        outputs = [_lend(of_rank) for of_rank in _of_ranks(out)]
-        self._core.forward(inputs, outputs, step, current_stream(_of_ranks(hidden)[0]) if stream is None else stream)
+        with self._telling(stream):
+            if out is None:
+                several = isinstance(hidden, list | tuple)
+                out = [_new_output(rank, stream) for rank in hidden] if several else _new_output(hidden, stream)
+            inputs = self._lend_inputs(hidden, ids, weights, tokens)
+            outputs = [_lend(of_rank) for of_rank in _of_ranks(out)]
+            on = current_stream(_of_ranks(hidden)[0]) if stream is None else stream
+        self._core.forward(inputs, outputs, step, on)
         return out
+
+    @contextmanager
+    def _telling(self, stream: int | None) -> Iterator[None]:
+        """What is found wrong here, before a call is begun, is told to the other ranks, as what is found in it."""
+        try:
+            yield
+        except Exception:
+            self._core.refuse(stream if stream is not None else 0)
+            raise
 
     __call__ = forward
 
@@ -319,7 +367,7 @@ class DeviceExperts:
         if out is None:
             if scales is not None:
                 raise InputError("out: expected memory for the results of fp8 rows, got None")
-            out = empty_like(values, "out")
+            out = _new_output(values, stream)
         return (values, scales), out, current_stream(values) if stream is None else stream
 
     def throw_if_failed(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, Literal
 
 from heddle import _core
@@ -131,3 +132,16 @@ class Exchange:
         """After a fault, as Workspace.reset."""
         self._hidden = None
         self._core.reset(list(live) if live is not None else None)
+
+    def close(self) -> None:
+        """Collective end: gives the memory back, also that of what has arrived; the exchange takes no more calls. Without it the pages
+        go when the group ends."""
+        self._hidden = None
+        self._core.close()
+
+    def __enter__(self) -> Exchange:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:  # after an error other ranks may not come
+            self.close()

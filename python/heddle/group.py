@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from heddle import _core
@@ -12,11 +14,38 @@ from heddle.errors import InputError
 
 Result = TypeVar("Result")
 
-# Rank, number of ranks, rank within the machine, and ranks of the machine, as launchers name them.
-_LAUNCHERS = (
-    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
-    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
+
+@dataclass(frozen=True)
+class _Launcher:
+    """The variables by which a launcher tells its processes who they are."""
+
+    name: str
+    rank: str
+    ranks: str
+    here: str
+    """Ranks of this machine."""
+    launch: tuple[str, ...]
+    """What tells one launch from others of this machine; those that are set are taken together."""
+
+    def is_in(self, environment: Mapping[str, str]) -> bool:
+        return self.rank in environment and self.ranks in environment
+
+    def numbers(self, environment: Mapping[str, str]) -> tuple[int, int]:
+        return _number(environment, self.rank), _number(environment, self.ranks)
+
+
+# torchrun's RANK and WORLD_SIZE are also set by job systems for whole machines, and by scripts. Slurm's job says little: several
+# launches may run in it at once, which their steps tell apart, or a launcher's own variables.
+_TORCHRUN = _Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"))
+_MPI = (
+    _Launcher(
+        "Open MPI",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"),
+    ),
+    _Launcher("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", ("PMI_ID_JOB", "SLURM_JOB_ID", "SLURM_STEP_ID")),
 )
 
 
@@ -27,29 +56,40 @@ def _number(environment: Mapping[str, str], name: str) -> int:
         raise InputError(f"{name}={environment[name]!r} in the environment: expected a number") from None
 
 
+def _launcher(environment: Mapping[str, str]) -> _Launcher | None:
+    """The one whose process this is. TORCHELASTIC_RUN_ID is set by torchrun itself, and by nobody else."""
+    mpi = next((launcher for launcher in _MPI if launcher.is_in(environment)), None)
+    if not _TORCHRUN.is_in(environment):
+        return mpi
+    if mpi is None or "TORCHELASTIC_RUN_ID" in environment:
+        return _TORCHRUN
+    if mpi.numbers(environment) != _TORCHRUN.numbers(environment):
+        raise InputError(
+            f"RANK={environment['RANK']} and WORLD_SIZE={environment['WORLD_SIZE']}, but {mpi.rank}={environment[mpi.rank]} and "
+            f"{mpi.ranks}={environment[mpi.ranks]} in the environment: give address, rank and ranks"
+        )
+    return mpi
+
+
 def _launched(environment: Mapping[str, str]) -> tuple[int, int]:
     """Rank and ranks by the launcher's variables."""
-    for launcher, rank, ranks, here in _LAUNCHERS:
-        if rank not in environment or ranks not in environment:
-            continue
-        if here in environment and _number(environment, here) != _number(environment, ranks):
-            raise InputError(
-                f"{launcher} started {environment[ranks]} ranks, {environment[here]} of them on this machine; a group is of one machine"
-            )
-        return _number(environment, rank), _number(environment, ranks)
-    names = ", ".join(f"{rank} and {ranks}" for _, rank, ranks, _ in _LAUNCHERS)
-    raise InputError(f"no launcher is known from the environment ({names}): give name, rank and ranks")
+    launcher = _launcher(environment)
+    if launcher is None:
+        names = ", ".join(f"{known.rank} and {known.ranks}" for known in (_TORCHRUN, *_MPI))
+        raise InputError(f"no launcher is known from the environment ({names}): give name, rank and ranks")
+    rank, ranks = launcher.numbers(environment)
+    if launcher.here in environment and _number(environment, launcher.here) != ranks:
+        raise InputError(
+            f"{launcher.name} started {ranks} ranks, {environment[launcher.here]} of them on this machine; a group is of one machine"
+        )
+    return rank, ranks
 
 
 def _launch_name(environment: Mapping[str, str]) -> str:
-    """What the processes of one launch have in common. Two launches at once in one Slurm job have no name of their own: give
-    `address`."""
-    for name in ("TORCHELASTIC_RUN_ID", "OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "PMI_ID_JOB", "SLURM_JOB_ID"):
-        if environment.get(name, "none") != "none":
-            return f"{name}.{environment[name]}"
-    if "MASTER_ADDR" in environment and "MASTER_PORT" in environment:
-        return f"{environment['MASTER_ADDR']}.{environment['MASTER_PORT']}"
-    return f"parent.{os.getppid()}"
+    """What the processes of one launch have in common, and no other launch of this machine."""
+    launcher = _launcher(environment)
+    told = [f"{name}={environment[name]}" for name in launcher.launch if name in environment] if launcher is not None else []
+    return " ".join(told) if told else f"parent.{os.getppid()}"
 
 
 def join(
@@ -63,7 +103,8 @@ def join(
     """Joins a group of processes of this machine, one rank a process. Collective.
 
     Without arguments rank and ranks come from the launcher's variables: torchrun's (RANK, WORLD_SIZE), Open MPI's
-    (OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE) or MPICH's (PMI_RANK, PMI_SIZE); the launch itself gives the name.
+    (OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE) or MPICH's (PMI_RANK, PMI_SIZE); the launch itself gives the name. Where variables of
+    torchrun and of MPI disagree, torchrun's are taken if it has started this process (TORCHELASTIC_RUN_ID), else it is an InputError.
 
     address: any text that the processes have in common and no other group of this machine has: a name, the path of a file, or
         "host:port" of the launch. Nothing is made or opened there: ranks meet on a socket that the kernel keeps for the text.
@@ -81,7 +122,14 @@ def join(
         raise InputError(f"rank {rank} of {ranks} ranks: give both, or neither under a launcher")
     if rank is None or ranks is None:
         rank, ranks = _launched(os.environ)
-    return _core.join_group(address if address is not None else _launch_name(os.environ), rank, ranks, deadline)
+    text = address if address is not None else _launch_name(os.environ)
+    return _core.join_group(_short(text), rank, ranks, deadline)
+
+
+def _short(text: str) -> str:
+    """A name that a socket may have: at most 99 bytes."""
+    data = text.encode()
+    return text if len(data) <= 99 else hashlib.sha256(data).hexdigest()
 
 
 def _agreed_by_torch(process_group: Any) -> tuple[str, int, int]:

@@ -80,8 +80,8 @@ class MoeLayer:
     def forward(
         self,
         hidden: Array,
-        ids: Array,
-        weights: Array,
+        ids: Array | None = None,
+        weights: Array | None = None,
         out: Any = None,
         *,
         step: Step | None = None,
@@ -90,8 +90,8 @@ class MoeLayer:
         """Tokens through the layer; every rank calls, also without tokens.
 
         hidden: bfloat16 [T, H], this rank's tokens (with tensor_parallel the whole batch); ids: int32 [T, k], -1: no expert;
-        weights: float32 [T, k]; out: bfloat16 [T, H] to write to, None: a new array of hidden's kind. All in C order in host
-        memory, read and written where they are. Returns out.
+        weights: float32 [T, k]; neither: the layer's own router chooses (`routing`); out: bfloat16 [T, H] to write to, None: a new
+        array of hidden's kind. All in C order in host memory, read and written where they are. Returns out.
 
         step: the largest batch of any rank and the phase, the same on all ranks. None: the ranks find it out in an exchange of
         their own, phase being this rank's; then all ranks leave it out.
@@ -109,6 +109,16 @@ class MoeLayer:
     def explain(self, step: Step) -> str:
         """Which way a call of this step goes, and why: times of the candidates and who says so. Changes nothing."""
         return self._core.explain(step)
+
+    @property
+    def routing(self) -> tuple[Any, Any]:
+        """What the layer's router chose in the last call without ids: ids int32 [T, k] and weights float32 [T, k], NumPy arrays."""
+        import numpy
+
+        ids, weights = self._core.routing
+        if ids is None:
+            return numpy.empty((0, self.shape.topk), numpy.int32), numpy.empty((0, self.shape.topk), numpy.float32)
+        return ids.copy(), weights.copy()
 
     @property
     def report(self) -> LayerReport:

@@ -72,6 +72,8 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Section:
+    """One part of a plan, as `heddle plan` prints it: quantities that belong together, under a title."""
+
     name: str
     title: str
     quantities: tuple[Quantity, ...]

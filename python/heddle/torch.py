@@ -3,7 +3,7 @@ heddle.torch."""
 
 import itertools
 import weakref
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
@@ -30,18 +30,17 @@ def _layer_of(number: int) -> Any:
         raise InputError("this operator's layer is gone: keep the MoeModule as long as what was compiled with it") from None
 
 
-# Annotations in the old form: the operator's schema is read from them.
-@torch.library.custom_op("heddle::moe", mutates_args=())
-def moe(
-    hidden: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    layer: int,
-    max_tokens: Optional[int],
-    prefill: bool,
+# Not torch.library.custom_op, whose wrapper takes 4 us a call.
+_library: Any = torch.library.Library("heddle", "FRAGMENT")
+_library.define(
+    "moe(Tensor hidden, Tensor ids, Tensor weights, int layer, SymInt? max_tokens, bool prefill) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def _run(
+    hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, layer: int, max_tokens: int | None, prefill: bool
 ) -> torch.Tensor:
-    """hidden bfloat16 [T, H], ids int32 [T, k], weights float32 [T, k] to bfloat16 [T, H], through the layer of that number.
-    max_tokens and prefill: the step; None: the ranks find it out (host engine only)."""
     phase: PhaseName = "prefill" if prefill else "decode"
     out = torch.empty_like(hidden, memory_format=torch.contiguous_format)
     called = _layer_of(layer)
@@ -54,15 +53,10 @@ def moe(
     return out
 
 
-@moe.register_fake
-def _(
-    hidden: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    layer: int,
-    max_tokens: Optional[int],
-    prefill: bool,
+def _describe(
+    hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, layer: int, max_tokens: int | None, prefill: bool
 ) -> torch.Tensor:
+    """What _run gives, of tensors without values."""
     torch._check(hidden.dtype == torch.bfloat16, lambda: f"hidden: expected bfloat16 [tokens, hidden], got {hidden.dtype}")
     torch._check(ids.dtype == torch.int32, lambda: f"ids: expected int32 [tokens, topk], got {ids.dtype}")
     torch._check(weights.dtype == torch.float32, lambda: f"weights: expected float32 [tokens, topk], got {weights.dtype}")
@@ -73,6 +67,14 @@ def _(
         ),
     )
     return torch.empty_like(hidden, memory_format=torch.contiguous_format)
+
+
+_library.impl("moe", _run, "CompositeExplicitAutograd")
+torch.library.register_fake("heddle::moe", _describe, lib=_library)
+
+# The operator heddle::moe: hidden bfloat16 [T, H], ids int32 [T, k], weights float32 [T, k] to a new bfloat16 [T, H], through the layer
+# of that number. max_tokens and prefill: the step; None: the ranks find it out (host engine only).
+moe = torch.ops.heddle.moe.default
 
 
 class MoeModule(torch.nn.Module):

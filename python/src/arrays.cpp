@@ -14,14 +14,45 @@ struct NumpyNames {
   nb::object uint16 = nb::module_::import_("numpy").attr("dtype")("uint16");
   nb::object array = nb::module_::import_("numpy").attr("ndarray");
 
+  bool is_numpy(nb::handle object) const { return nb::isinstance(object, array); }
   bool is_bfloat16(nb::handle object) const {
     const nb::object dtype = nb::getattr(object, "dtype", nb::none());
-    return dtype.is(bfloat16) || (nb::isinstance(object, array) && dtype.equal(bfloat16));
+    return dtype.is(bfloat16) || (is_numpy(object) && dtype.equal(bfloat16));
   }
 };
 
 // Never freed: the interpreter may be gone when statics are destroyed.
 const NumpyNames* numpy_names = nullptr;
+
+/// torch's tensors, where torch has been imported. Their __dlpack__ is Python that takes two microseconds, synchronises streams and
+/// takes the current device's tensors only; to_dlpack does none of it.
+struct TorchNames {
+  nb::object tensor, to_dlpack;
+};
+
+/// Null until all of it has been imported. With the GIL.
+const TorchNames* torch_names() {
+  static const TorchNames* names = nullptr;
+  if (names != nullptr) return names;
+  const nb::object torch = nb::module_::import_("sys").attr("modules").attr("get")("torch");
+  const nb::object utils = nb::getattr(torch, "utils", nb::none());
+  const nb::object to_dlpack = nb::getattr(nb::getattr(utils, "dlpack", nb::none()), "to_dlpack", nb::none());
+  const nb::object tensor = nb::getattr(torch, "Tensor", nb::none());
+  if (to_dlpack.is_none() || tensor.is_none()) return nullptr;
+  names = new TorchNames{tensor, to_dlpack};
+  return names;
+}
+
+/// What a tensor of torch lends; invalid where there is none, and for subclasses, whose own __dlpack__ decides.
+nb::object capsule_of_torch(nb::handle object) {
+  const TorchNames* const torch = torch_names();
+  if (torch == nullptr || !object.type().is(torch->tensor)) return {};
+  try {
+    return torch->to_dlpack(object);
+  } catch (const nb::python_error&) {
+    return {};
+  }
+}
 
 std::string class_name(nb::handle object) { return nb::str(nb::inst_name(object)).c_str(); }
 
@@ -88,7 +119,14 @@ nb::ndarray<nb::ro> lend(nb::handle object, const Wanted& wanted, bool& is_numpy
   const NumpyNames& numpy = *numpy_names;
   nb::object lender = nb::borrow(object);
   is_numpy_bf16 = numpy.is_bfloat16(object);
-  if (is_numpy_bf16) lender = object.attr("view")(numpy.uint16);
+  if (is_numpy_bf16) {
+    lender = object.attr("view")(numpy.uint16);
+  } else if (!numpy.is_numpy(object)) {
+    if (nb::getattr(object, "requires_grad", nb::none()).is(Py_True)) {
+      complain(wanted, "a tensor that requires gradients", "there are none here: give its detach(), or call under torch.no_grad()");
+    }
+    if (nb::object capsule = capsule_of_torch(object); capsule.is_valid()) lender = std::move(capsule);
+  }
   nb::ndarray<nb::ro> array;
   if (wanted.access == Access::write) {
     nb::ndarray<> writable;

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <vector>
 
@@ -52,6 +53,13 @@ class Lent {
  private:
   nb::ndarray<nb::ro> array_;
 };
+
+/// An array of NumPy over memory that `owner` keeps; None where there is none. Nobody may write to it.
+template <class T>
+nb::object view_of(const T* data, std::initializer_list<std::size_t> shape, nb::handle owner) {
+  if (data == nullptr) return nb::none();
+  return nb::cast(nb::ndarray<nb::numpy, const T>(data, shape, owner));
+}
 
 /// Once, when the module is loaded: imports NumPy and ml_dtypes. Not at first use, where a thread that imports lets the interpreter
 /// go while others come here.

@@ -1,6 +1,7 @@
 // Experts on a GPU without an exchange. Calls queue kernels on the caller's stream; what they are given stays with the caller until
 // these have run.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
 #include <memory>
@@ -11,6 +12,7 @@
 #include "lent_rows.hpp"
 #include "options.hpp"
 #include "rooms.hpp"
+#include "sharing.hpp"
 #include "source.hpp"
 
 using namespace nanobind::literals;
@@ -94,7 +96,7 @@ class RankDeviceExperts {
   DeviceExperts experts_;
 };
 
-std::unique_ptr<RankDeviceExperts> make_experts(const RankWeights& weights, nb::handle given, int device, int most_rows,
+std::shared_ptr<RankDeviceExperts> make_experts(const RankWeights& weights, nb::handle given, int device, int most_rows,
                                                 int most_tokens, int topk) {
   const ExpertOptions options = expert_options_of(given, weights.weights);
   DeviceExpertsOptions on;
@@ -103,7 +105,7 @@ std::unique_ptr<RankDeviceExperts> make_experts(const RankWeights& weights, nb::
   on.most_tokens = most_tokens;
   on.topk = topk;
   const nb::gil_scoped_release others_run;
-  return std::make_unique<RankDeviceExperts>(weights.weights, options, on);
+  return make_shared_unlocked<RankDeviceExperts>(weights.weights, options, on);
 }
 
 }  // namespace

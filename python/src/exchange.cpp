@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "arrays.hpp"
@@ -32,16 +33,24 @@ class RankExchange {
   void combine(nb::handle results, nb::handle out);
   void reset(const std::optional<std::vector<bool>>& live) {
     const RankGroup::Turn turn(*group_, "reset");
+    Workspace& workspace = open();
     call_.reset();
     const nb::gil_scoped_release others_run;
-    live ? workspace_.reset(*live) : workspace_.reset();
+    live ? workspace.reset(*live) : workspace.reset();
+  }
+  void close() {
+    const RankGroup::Turn turn(*group_, "close");
+    if (std::exchange(is_closed_, true)) return;
+    call_.reset();
+    const nb::gil_scoped_release others_run;
+    workspace_.close();
   }
   const Arrived& arrived() const {
     if (!call_) throw InputError("nothing has arrived: dispatch comes first");
     return arrived_;
   }
   const ExchangeOptions& options() const { return options_; }
-  std::size_t bytes() const { return workspace_.bytes(); }
+  std::size_t bytes() const { return bytes_; }
   std::vector<int> experts() const {
     const auto mine = options_.placement.experts_of(group_->group().rank());
     return {mine.begin(), mine.end()};
@@ -52,6 +61,10 @@ class RankExchange {
   struct Call {
     Lent hidden, ids, weights;
   };
+  Workspace& open() {
+    if (is_closed_) throw InputError(fmt::format("the exchange of rank {} is closed", group_->group().rank()));
+    return workspace_;
+  }
   Call take(nb::handle hidden, nb::handle ids, nb::handle weights) const;
   std::vector<Size> result_sizes() const;
   /// What is wrong with this rank's arrays is told to the others, who would wait for it.
@@ -71,7 +84,9 @@ class RankExchange {
   ExchangeOptions options_;
   ExchangeMemory memory_;
   Workspace workspace_;
+  std::size_t bytes_ = workspace_.bytes();
   std::unique_ptr<Exchange> exchange_;
+  bool is_closed_ = false;
   std::optional<Call> call_;
   Arrived arrived_;
 };
@@ -85,6 +100,7 @@ RankExchange::Call RankExchange::take(nb::handle hidden, nb::handle ids, nb::han
 
 void RankExchange::dispatch(nb::handle hidden, nb::handle ids, nb::handle weights, nb::handle given) {
   const RankGroup::Turn turn(*group_, "dispatch");
+  open();
   if (call_) throw InputError("a dispatch is under way: combine comes before the next one");
   or_refuse([&] {
     call_ = take(hidden, ids, weights);
@@ -111,6 +127,7 @@ std::vector<Size> RankExchange::result_sizes() const {
 
 void RankExchange::combine(nb::handle given, nb::handle out) {
   const RankGroup::Turn turn(*group_, "combine");
+  open();
   arrived();
   or_refuse([&] {
     const Lent results(given, {"results", Element::bf16, result_sizes()});
@@ -149,14 +166,7 @@ std::shared_ptr<RankExchange> make_exchange(std::shared_ptr<RankGroup> group, nb
   const RankGroup::Turn turn(*group, "a new exchange");
   const nb::gil_scoped_release others_run;
   check_options(options);
-  return std::make_shared<RankExchange>(group, options);
-}
-
-/// An array of NumPy over memory that `owner` keeps; None where there is none. Nobody may write to it.
-template <class T>
-nb::object view_of(const T* data, std::initializer_list<std::size_t> shape, nb::handle owner) {
-  if (data == nullptr) return nb::none();
-  return nb::cast(nb::ndarray<nb::numpy, const T>(data, shape, owner));
+  return make_shared_unlocked<RankExchange>(group, options);
 }
 
 /// The fields of heddle.exchange.Arrived that the library knows.
@@ -188,8 +198,9 @@ void bind_exchange(nb::module_& module) {
   nb::class_<RankExchange>(module, "RankExchange")
       .def(nb::new_(&make_exchange), "group"_a, "options"_a)
       .def("dispatch", &RankExchange::dispatch, "hidden"_a, "ids"_a, "weights"_a, "step"_a.none())
-      .def("combine", &RankExchange::combine, "results"_a, "out"_a)
+      .def("combine", &RankExchange::combine, "results"_a, "out"_a.none())
       .def("reset", &RankExchange::reset, "live"_a.none())
+      .def("close", &RankExchange::close)
       .def_prop_ro("arrived", [](const nb::object& self) { return arrived_of(self); })
       .def_prop_ro("experts", &RankExchange::experts)
       .def_prop_ro("bytes", &RankExchange::bytes);

@@ -21,7 +21,7 @@ using Pointer = std::shared_ptr<RankGroup>;
 std::vector<Pointer> make_thread_group(int ranks, double deadline) {
   std::vector<Pointer> members;
   for (auto& group : create_thread_group(ranks, {deadline_of(deadline)})) {
-    members.push_back(std::make_shared<RankGroup>(std::move(group)));
+    members.push_back(make_shared_unlocked<RankGroup>(std::move(group)));
   }
   return members;
 }
@@ -29,7 +29,7 @@ std::vector<Pointer> make_thread_group(int ranks, double deadline) {
 Pointer join(const std::string& name, int rank, int ranks, double deadline) {
   const GroupOptions options{deadline_of(deadline)};
   const nb::gil_scoped_release others_run;
-  return std::make_shared<RankGroup>(join_process_group(name, rank, ranks, options));
+  return make_shared_unlocked<RankGroup>(join_process_group(name, rank, ranks, options));
 }
 
 void barrier(RankGroup& self, const std::string& what) {

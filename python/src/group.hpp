@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <memory>
@@ -12,6 +11,7 @@
 #include <utility>
 
 #include "heddle/group.hpp"
+#include "sharing.hpp"
 
 namespace heddle::python {
 
@@ -22,32 +22,20 @@ inline std::chrono::milliseconds deadline_of(double seconds) {
   return std::chrono::milliseconds(std::max(1LL, std::llround(seconds * 1e3)));
 }
 
-/// One rank's membership. Calls run without the GIL, so a second thread could come in: it is refused.
+/// One rank's membership, used by one thread at a time.
 class RankGroup {
  public:
-  explicit RankGroup(std::unique_ptr<Group> group) : group_(std::move(group)) {}
+  explicit RankGroup(std::unique_ptr<Group> group)
+      : group_(std::move(group)), place_("rank", fmt::format("rank {}", group_->rank())) {}
   Group& group() { return *group_; }
 
-  /// One thread's turn, from here to the end of the scope.
-  class Turn {
-   public:
-    Turn(RankGroup& of, const char* what) : of_(of) {
-      if (!of_.busy_.test_and_set(std::memory_order_acquire)) return;
-      throw InputError(
-          fmt::format("{} on rank {}: another thread is inside a call of this rank; give every rank a thread of its own", what,
-                      of_.group_->rank()));
-    }
-    ~Turn() { of_.busy_.clear(std::memory_order_release); }
-    Turn(const Turn&) = delete;
-    Turn& operator=(const Turn&) = delete;
-
-   private:
-    RankGroup& of_;
+  struct Turn : python::Turn {
+    Turn(RankGroup& of, const char* what) : python::Turn(of.place_, what) {}
   };
 
  private:
   std::unique_ptr<Group> group_;
-  std::atomic_flag busy_;
+  Place place_;
 };
 
 }  // namespace heddle::python

@@ -74,7 +74,7 @@ WorkspacePointer make_workspace(std::shared_ptr<RankGroup> group, const nb::list
   }
   const RankGroup::Turn turn(*group, "a new workspace");
   const nb::gil_scoped_release others_run;
-  return std::make_shared<RankWorkspace>(group, std::move(needs));
+  return make_shared_unlocked<RankWorkspace>(group, std::move(needs));
 }
 
 void reset(RankWorkspace& self, const std::optional<std::vector<bool>>& live) {
@@ -101,10 +101,13 @@ class RankLayer {
   void repeat(nb::handle hidden, nb::handle ids, nb::handle weights, nb::handle out, nb::handle step, int calls);
   const LayerReport& report() const { return layer_.report(); }
   std::string explain(nb::handle step) const { return layer_.explain(step_of(step)).text(); }
+  /// Of the last call that was routed here.
+  const Routing& routing() const { return layer_.routing(); }
 
  private:
   struct Call;
   Call take(nb::handle hidden, nb::handle ids, nb::handle weights, nb::handle out) const;
+  void run(const Call& call, const Step& step);
 
   WorkspacePointer workspace_;
   std::shared_ptr<RankWeights> weights_;
@@ -113,20 +116,32 @@ class RankLayer {
 
 /// The arrays of one call, held until it is over.
 struct RankLayer::Call {
-  Lent hidden, ids, weights, out;
-  LayerInput input() const {
-    return {static_cast<int>(hidden.size(0)), hidden.data<const bf16>(), ids.data<const std::int32_t>(),
-            weights.data<const float>()};
-  }
+  Lent hidden, out;
+  std::optional<Lent> ids, weights;  ///< none: the layer's own router chooses
+  int tokens() const { return static_cast<int>(hidden.size(0)); }
 };
 
 RankLayer::Call RankLayer::take(nb::handle hidden, nb::handle ids, nb::handle weights, nb::handle out) const {
   const LayerShape& shape = weights_->weights.shape;
   Lent states(hidden, {"hidden", Element::bf16, {"tokens", shape.hidden}});
   const std::int64_t tokens = states.size(0);
-  return {std::move(states), Lent(ids, {"ids", Element::int32, {tokens, shape.topk}}),
-          Lent(weights, {"weights", Element::float32, {tokens, shape.topk}}),
-          Lent(out, {"out", Element::bf16, {tokens, shape.hidden}, Access::write})};
+  Call call{std::move(states), Lent(out, {"out", Element::bf16, {tokens, shape.hidden}, Access::write}), {}, {}};
+  if (ids.is_none() && weights.is_none()) {
+    const std::string& refusal = weights_->source->router_refusal;
+    if (!refusal.empty()) throw InputError(refusal);
+    return call;
+  }
+  if (ids.is_none() || weights.is_none()) throw InputError("ids and weights: give both, or neither for the layer's own router");
+  call.ids.emplace(ids, Wanted{"ids", Element::int32, {tokens, shape.topk}});
+  call.weights.emplace(weights, Wanted{"weights", Element::float32, {tokens, shape.topk}});
+  return call;
+}
+
+void RankLayer::run(const Call& call, const Step& step) {
+  auto* const out = call.out.data<bf16>();
+  const auto* const hidden = call.hidden.data<const bf16>();
+  if (!call.ids) return layer_.forward(call.tokens(), hidden, step, out);
+  layer_.forward({call.tokens(), hidden, call.ids->data<const std::int32_t>(), call.weights->data<const float>()}, step, out);
 }
 
 void RankLayer::forward(nb::handle hidden, nb::handle ids, nb::handle weights, nb::handle out, nb::handle step, nb::handle phase) {
@@ -134,12 +149,11 @@ void RankLayer::forward(nb::handle hidden, nb::handle ids, nb::handle weights, n
   Workspace& workspace = workspace_->open();
   try {
     const Call call = take(hidden, ids, weights, out);
-    const LayerInput input = call.input();
     Step given{0, value_of(phases(), phase, "phase")};
     if (!step.is_none()) given = step_of(step);
     const bool agrees = step.is_none();
     const nb::gil_scoped_release others_run;
-    layer_.forward(input, agrees ? agree_step(workspace.group(), input.tokens, given.phase) : given, call.out.data<bf16>());
+    run(call, agrees ? agree_step(workspace.group(), call.tokens(), given.phase) : given);
   } catch (const FaultError&) {
     throw;
   } catch (...) {
@@ -153,7 +167,7 @@ void RankLayer::repeat(nb::handle hidden, nb::handle ids, nb::handle weights, nb
   const Call call = take(hidden, ids, weights, out);
   const Step given = step_of(step);
   const nb::gil_scoped_release others_run;
-  for (int i = 0; i < calls; ++i) layer_.forward(call.input(), given, call.out.data<bf16>());
+  for (int i = 0; i < calls; ++i) run(call, given);
 }
 
 std::shared_ptr<RankLayer> make_layer(const WorkspacePointer& workspace, const std::shared_ptr<RankWeights>& weights,
@@ -161,7 +175,14 @@ std::shared_ptr<RankLayer> make_layer(const WorkspacePointer& workspace, const s
   const LayerOptions options = options_of(given);
   const RankGroup::Turn turn(workspace->group(), "a new layer");
   const nb::gil_scoped_release others_run;
-  return std::make_shared<RankLayer>(workspace, weights, options);
+  return make_shared_unlocked<RankLayer>(workspace, weights, options);
+}
+
+/// What the router chose in the last call without ids, as views.
+nb::tuple routing_of(nb::handle self) {
+  const Routing& routing = nb::cast<const RankLayer&>(self).routing();
+  const auto tokens = static_cast<std::size_t>(routing.tokens), topk = static_cast<std::size_t>(routing.topk);
+  return nb::make_tuple(view_of(routing.ids.data(), {tokens, topk}, self), view_of(routing.weights.data(), {tokens, topk}, self));
 }
 
 std::size_t workspace_bytes(const nb::list& layers) {
@@ -180,9 +201,10 @@ void bind_layer(nb::module_& module) {
       .def("close", &close);
   nb::class_<RankLayer>(module, "RankLayer")
       .def(nb::new_(&make_layer), "workspace"_a, "weights"_a, "options"_a)
-      .def("forward", &RankLayer::forward, "hidden"_a, "ids"_a, "weights"_a, "out"_a, "step"_a.none(), "phase"_a)
+      .def("forward", &RankLayer::forward, "hidden"_a, "ids"_a.none(), "weights"_a.none(), "out"_a, "step"_a.none(), "phase"_a)
       .def("explain", &RankLayer::explain, "step"_a)
       .def("repeat", &RankLayer::repeat, "hidden"_a, "ids"_a, "weights"_a, "out"_a, "step"_a, "calls"_a)
+      .def_prop_ro("routing", [](const nb::object& self) { return routing_of(self); })
       .def_prop_ro("report", [](const RankLayer& self) { return to_python(self.report()); });
   module.def("workspace_bytes", &workspace_bytes, "layers"_a);
 }

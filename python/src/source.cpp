@@ -29,7 +29,11 @@ Pointer open_checkpoint(const std::string& path, std::optional<int> layer_index)
   made->prefix = checkpoint->prefix();
   made->router_weights.assign(checkpoint->router_weights().begin(), checkpoint->router_weights().end());
   made->router_bias.assign(checkpoint->router_bias().begin(), checkpoint->router_bias().end());
-  if (checkpoint->has_router()) made->router = checkpoint->router_options();
+  try {
+    if (checkpoint->has_router()) made->router = checkpoint->router_options();
+  } catch (const InputError& error) {
+    made->router_refusal = error.what();  // of no matter to who brings ids and weights
+  }
   made->owner = std::move(checkpoint);
   return made;
 }
@@ -143,7 +147,10 @@ Pointer with_topk(const Pointer& source, int topk) {
 /// Chooses into arrays of Python: ids [tokens, k] int32, weights [tokens, k] float32.
 void route_into(const Source& self, nb::handle hidden, nb::handle router, nb::handle ids_out, nb::handle weights_out) {
   if (self.router_weights.empty()) throw InputError("this layer has no router: ids and weights come with the batch");
-  if (router.is_none() && !self.router) throw InputError("config.json does not say how scores are made: give RouterOptions");
+  if (router.is_none() && !self.router) {
+    throw InputError(self.router_refusal.empty() ? "config.json does not say how scores are made: give RouterOptions"
+                                                 : self.router_refusal);
+  }
   const RouterOptions options = router.is_none() ? *self.router : router_of(router);
   const LayerShape& shape = self.source.shape;
   const Lent states(hidden, {"hidden", Element::bf16, {"tokens", shape.hidden}});
@@ -163,7 +170,10 @@ std::shared_ptr<RankWeights> load(const Pointer& source, int rank, int ranks, nb
   const Placement where = slices ? Placement::everywhere(shape.experts, ranks) : placement_of(placement, shape, ranks);
   if (rank < 0 || rank >= ranks) throw InputError(fmt::format("rank {} is outside of a group of {} ranks", rank, ranks));
   const nb::gil_scoped_release others_run;
-  return std::make_shared<RankWeights>(RankWeights{source, LayerWeights::load(source->source, where, rank)});
+  auto share = std::make_shared<RankWeights>(RankWeights{source, LayerWeights::load(source->source, where, rank)});
+  const bool chooses = !source->router_weights.empty() && source->router && source->router->topk == shape.topk;
+  if (chooses) share->weights.router = LayerRouter{source->router_weights, source->router_bias, *source->router};
+  return share;
 }
 
 }  // namespace

@@ -20,6 +20,7 @@ struct Source {
   std::vector<float> router_weights;    ///< [E, H]; empty: no router
   std::vector<float> router_bias;       ///< [E] or empty
   std::optional<RouterOptions> router;  ///< where config.json says
+  std::string router_refusal;           ///< why it does not, though it describes one
 };
 
 /// One rank's experts, as views into its source.

@@ -32,8 +32,8 @@ namespace {
 
 /// First number of a one-number file or of the line that begins with `key`; `none` if there is none. Without streams,
 /// see TextReader.
-std::size_t number_in(const char* path, std::string_view key, std::size_t none) {
-  const int file = open(path, O_RDONLY | O_CLOEXEC);
+std::size_t number_in(const std::string& path, std::string_view key, std::size_t none) {
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) return none;
   std::array<char, 4096> text;
   const ssize_t bytes = read(file, text.data(), text.size());
@@ -51,11 +51,14 @@ std::size_t number_in(const char* path, std::string_view key, std::size_t none) 
 
 }  // namespace
 
-std::size_t available_memory() {
+std::size_t available_memory(const std::string& meminfo, const std::string& cgroup) {
   constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
-  const std::size_t machine = number_in("/proc/meminfo", "MemAvailable:", unlimited / 1024) * 1024;
-  const std::size_t limit = number_in("/sys/fs/cgroup/memory.max", "", unlimited);
-  const std::size_t used = number_in("/sys/fs/cgroup/memory.current", "", 0);
+  const std::size_t machine = number_in(meminfo, "MemAvailable:", unlimited / 1024) * 1024;
+  const std::size_t limit = number_in(cgroup + "/memory.max", "", unlimited);
+  const std::size_t taken = number_in(cgroup + "/memory.current", "", 0);
+  const std::string parts = cgroup + "/memory.stat";
+  const std::size_t cached = number_in(parts, "inactive_file ", 0) + number_in(parts, "active_file ", 0);
+  const std::size_t used = taken - std::min(taken, cached);
   return std::min(machine, limit > used ? limit - used : 0);
 }
 

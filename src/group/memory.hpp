@@ -36,8 +36,9 @@ class HostMemory {
 };
 
 /// Bytes that can be taken without driving the machine, or the container, out of memory: the kernel would
-/// otherwise hand out pages until it has to kill somebody.
-std::size_t available_memory();
+/// otherwise hand out pages until it has to kill somebody. What files are cached in counts as free, since it is given up for
+/// others.
+std::size_t available_memory(const std::string& meminfo = "/proc/meminfo", const std::string& cgroup = "/sys/fs/cgroup");
 
 /// A heap's size in words for a person: "1.5 GiB".
 std::string describe_bytes(std::size_t bytes);

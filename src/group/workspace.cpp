@@ -40,9 +40,7 @@ void Workspace::reset(const std::vector<bool>& live) {
 
 void Workspace::reset() { reset(group_->live()); }
 
-void Workspace::close() {
-  group_->release_heap(heap_);
-  heap_ = {};
-}
+// The addresses stay until the end of the workspace: who still has a view of a heap that is gone sees zeros.
+void Workspace::close() { group_->release_heap(heap_); }
 
 }  // namespace heddle

@@ -13,8 +13,20 @@ except ImportError:
     torch = None
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOPK = 128, 64, 8, 3
-KINDS = ("numpy",) if torch is None else ("numpy", "torch")
+NO_TORCH = "torch is not here"
 BOUND = 1e-2
+
+
+def kinds(test):
+    """The kinds of arrays that the adapters take, one after the other; without torch the test is said, once, to be skipped for its
+    tensors."""
+    yield "numpy"
+    if torch is not None:
+        yield "torch"
+    elif not getattr(test, "told_of_torch", False):
+        test.told_of_torch = True
+        with test.subTest(kind="torch"):
+            test.skipTest(NO_TORCH)
 
 
 class Layer:

@@ -61,7 +61,8 @@ CALLS = [
     ("ids", lambda a: a[:2], heddle.InputError, ["ids", "[3, 2]", "got shape [2, 2]"]),
     ("ids", lambda a: a + 3, heddle.InputError, ["4"]),  # there are experts 0 to 3
     ("ids", lambda a: a * 0, heddle.InputError, ["0"]),  # the same expert twice
-    ("ids", lambda a: None, TypeError, ["ids", "NoneType"]),
+    ("ids", lambda a: None, heddle.InputError, ["ids and weights", "both", "router"]),
+    ("ids", lambda a: a.tolist(), TypeError, ["ids", "__dlpack__", "list"]),
     ("weights", lambda a: a.astype(np.float64), heddle.InputError, ["weights", "float32 [3, 2]", "got float64"]),
     ("weights", lambda a: a[:, :1].copy(), heddle.InputError, ["weights", "[3, 2]", "got shape [3, 1]"]),
     ("weights", lambda a: OnGpu(a), heddle.InputError, ["weights", "host memory", "CUDA device 0"]),

@@ -86,7 +86,7 @@ class DeepEP(unittest.TestCase):
 
     def test_prefill_and_decode(self):
         """Two layers of a prompt, the switch, two steps of two layers, and a longer prompt again."""
-        for kind in adapted.KINDS:
+        for kind in adapted.kinds(self):
             for ranks in RANKS:
 
                 def main(group, kind=kind, ranks=ranks):
@@ -147,6 +147,8 @@ class DeepEP(unittest.TestCase):
             self.assertTrue((padded[1][len(local) :] == -1).all())
 
     def test_rows_in_fp8_cross_as_they_are(self):
+        kinds = list(adapted.kinds(self))
+
         def main(group):
             buffer, tokens = Buffer(group), 5 + group.rank
             random = np.random.default_rng([3, group.rank])
@@ -156,7 +158,7 @@ class DeepEP(unittest.TestCase):
             layout = buffer.get_dispatch_layout(ids, EXPERTS)
             arguments = {"num_tokens_per_expert": layout[2], "topk_idx": ids, "topk_weights": np.ones(ids.shape, np.float32)}
             received = {}
-            for kind in adapted.KINDS:
+            for kind in kinds:
                 recv_x, *_, handle, _ = buffer.dispatch((to(kind, codes), to(kind, scales)), **arguments)
                 received[kind] = [back(part) for part in recv_x]
                 buffer.combine(np.zeros((len(received[kind][0]), HIDDEN), ml_dtypes.bfloat16), handle)
@@ -324,7 +326,7 @@ class DeepEP(unittest.TestCase):
             buffer.low_latency_combine(rows, sent["topk_idx"], sent["topk_weights"], handle, use_logfmt=True)
         buffer.low_latency_combine(rows, sent["topk_idx"], sent["topk_weights"], handle)
 
-    @unittest.skipIf(adapted.torch is None, "torch is not here")
+    @unittest.skipIf(adapted.torch is None, adapted.NO_TORCH)
     def test_memory_of_a_gpu(self):
         buffer = Buffer(heddle.thread_group(1)[0])
         elsewhere = adapted.torch.empty((4, HIDDEN), dtype=adapted.torch.bfloat16, device="meta")
@@ -351,7 +353,7 @@ torch.distributed.destroy_process_group()
 
 
 class Groups(unittest.TestCase):
-    @unittest.skipIf(adapted.torch is None, "torch is not here")
+    @unittest.skipIf(adapted.torch is None, adapted.NO_TORCH)
     def test_a_process_group_of_torch(self):
         with tempfile.NamedTemporaryFile("w", suffix=".py") as program:
             program.write(LAUNCHED)

@@ -66,7 +66,7 @@ class Products(unittest.TestCase):
         for of, gran, is_packed, recipe in RECIPES:
             operands = Operands(of, (len(layout),), gran, is_packed)
             expected = np.einsum("mk,mnk->mn", operands.values[here], operands.weights[layout[here]])
-            for kind in adapted.KINDS:
+            for kind in adapted.kinds(self):
                 for zero in (True, False):
                     with self.subTest(weights=of, recipe=recipe, kind=kind, zero=zero):
                         d = to(kind, np.full((len(layout), N), 7, ml_dtypes.bfloat16))
@@ -98,7 +98,7 @@ class Products(unittest.TestCase):
         for of, gran, is_packed, recipe in RECIPES:
             operands = Operands(of, (GROUPS, 5), gran, is_packed)
             expected = np.einsum("gmk,gnk->gmn", operands.values, operands.weights)
-            for kind in adapted.KINDS:
+            for kind in adapted.kinds(self):
                 with self.subTest(weights=of, recipe=recipe, kind=kind):
                     d = to(kind, np.full((GROUPS, 5, N), 7, ml_dtypes.bfloat16))
                     deepgemm.m_grouped_fp8_gemm_nt_masked(*operands.given(kind), d, to(kind, counts), 2, **recipe)
@@ -127,7 +127,7 @@ class Products(unittest.TestCase):
         weights = rows(GROUPS, N, K).astype(ml_dtypes.bfloat16)
         flat, blocks = (rows(*shape, K).astype(ml_dtypes.bfloat16) for shape in ((5,), (GROUPS, 2)))
         wide = weights.astype(np.float64)
-        for kind in adapted.KINDS:
+        for kind in adapted.kinds(self):
             d = to(kind, np.full((5, N), 7, ml_dtypes.bfloat16))
             deepgemm.m_grouped_bf16_gemm_nt_contiguous(to(kind, flat), to(kind, weights), d, to(kind, layout))
             here = layout >= 0
@@ -192,7 +192,7 @@ class Products(unittest.TestCase):
 
 class Layouts(unittest.TestCase):
     def test_columns(self):
-        for kind in adapted.KINDS:
+        for kind in adapted.kinds(self):
             for shape in ((5, 3), (2, 5, 3)):
                 scales = rows(*shape)
                 laid = back(deepgemm.get_mn_major_tma_aligned_tensor(to(kind, scales)))
@@ -202,7 +202,7 @@ class Layouts(unittest.TestCase):
 
     def test_packed(self):
         powers = (2.0 ** np.random.default_rng(support.SEED).integers(-20, 20, (2, 5, 6))).astype(np.float32)
-        for kind in adapted.KINDS:
+        for kind in adapted.kinds(self):
             laid = back(deepgemm.get_mn_major_tma_aligned_packed_ue8m0_tensor(to(kind, powers)))
             self.assertEqual((laid.shape, laid.strides[1:]), ((2, 5, 2), (4, 32)))
             codes = np.ascontiguousarray(laid).view(np.uint8)

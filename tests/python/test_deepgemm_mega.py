@@ -93,7 +93,7 @@ class Mega(unittest.TestCase):
     def test_layers_and_steps(self):
         for mma_type in KINDS:
             layers = [Layer(0, mma_type), Layer(1, mma_type)]
-            for kind in adapted.KINDS:
+            for kind in adapted.kinds(self):
                 for ranks in (1, 2, 4):
 
                     def main(group, layers=layers, mma_type=mma_type, kind=kind, ranks=ranks):
@@ -144,7 +144,7 @@ class Mega(unittest.TestCase):
         self.assertTrue(same.any())
         np.testing.assert_array_equal(support.bits(out[same]), support.bits(expected[same]))
 
-    @unittest.skipIf(adapted.torch is None, "torch is not here")
+    @unittest.skipIf(adapted.torch is None, adapted.NO_TORCH)
     def test_rows_on_a_gpu_are_those_of_the_host(self):
         """torch's way to widen them, in host memory."""
         group = heddle.thread_group(1)[0]
@@ -241,7 +241,7 @@ torch.distributed.destroy_process_group()
 
 
 class Launched(unittest.TestCase):
-    @unittest.skipIf(adapted.torch is None, "torch is not here")
+    @unittest.skipIf(adapted.torch is None, adapted.NO_TORCH)
     def test_a_process_group_of_torch(self):
         with tempfile.NamedTemporaryFile("w", suffix=".py") as program:
             program.write(LAUNCHED)

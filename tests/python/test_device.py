@@ -121,6 +121,9 @@ class Device(unittest.TestCase):
         layer.forward(hidden, ids, weights, out.zero_(), step=heddle.Step(TOKENS), stream=torch.cuda.current_stream().cuda_stream)
         torch.cuda.synchronize()
         self.assertTrue(torch.equal(out, expected))
+        new = layer.forward(hidden, ids, weights, step=heddle.Step(TOKENS), stream=stream.cuda_stream)
+        stream.synchronize()
+        self.assertTrue(torch.equal(new, expected))
 
     def test_operator(self):
         layer = self.create(heddle.LayerOptions(cap=8), ranks=1)
@@ -143,6 +146,41 @@ class Device(unittest.TestCase):
         for given, words in wrong:
             with self.subTest(words=words), self.assertRaisesRegex(heddle.InputError, words):
                 layer.forward(*given, step=heddle.Step(8), stream=torch.cuda.current_stream().cuda_stream)
+            with self.assertRaises(heddle.FaultError) as told:
+                layer.workspace.throw_if_aborted()
+            self.assertEqual((told.exception.rank, told.exception.phase), (0, "input check"))
+            layer.workspace.reset()
+        self.assertEqual(layer.forward(hidden, ids, weights, step=heddle.Step(TOKENS)).shape, hidden.shape)
+        torch.cuda.synchronize()
+        layer.throw_if_failed()
+
+    def test_a_refusal_in_a_capture_is_told_to_nobody(self):
+        layer = self.create(heddle.LayerOptions(cap=8), ranks=1)
+        hidden, ids, weights = (array.cuda() for array in draw(1)[0])
+        graph, out = torch.cuda.CUDAGraph(), torch.zeros_like(hidden)
+        layer.forward(hidden, ids, weights, out, step=heddle.Step(TOKENS))
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            with self.assertRaisesRegex(heddle.InputError, "ids: expected int32"):
+                layer.forward(hidden, weights, weights, out, step=heddle.Step(TOKENS))
+            layer.forward(hidden, ids, weights, out, step=heddle.Step(TOKENS))
+        graph.replay()
+        torch.cuda.synchronize()
+        layer.throw_if_failed()
+
+    def test_more_tokens_than_the_cap_in_passes(self):
+        """Without tokens=; the numbers that calls point at are made where a batch is larger than any before, but not in a capture."""
+        hidden, ids, weights = (array.cuda() for array in draw(1, 20)[0])
+        whole = self.create(heddle.LayerOptions(cap=20), ranks=1).forward(hidden, ids, weights, step=heddle.Step(20))
+        layer = self.create(heddle.LayerOptions(cap=4, overflow="split"), ranks=1)
+        with torch.cuda.graph(torch.cuda.CUDAGraph()), self.assertRaisesRegex(heddle.InputError, "before the capture"):
+            layer.forward(hidden, ids, weights, torch.empty_like(hidden), step=heddle.Step(20))
+        for count in (4, 9, 20, 9):
+            given = (array[:count] for array in (hidden, ids, weights))
+            out = layer.forward(*given, step=heddle.Step(count))
+            torch.cuda.synchronize()
+            layer.throw_if_failed()
+            self.assertTrue(torch.equal(out, whole[:count]))
 
     def test_a_bad_id_is_a_fault(self):
         layer = self.create(heddle.LayerOptions(cap=8), ranks=1)

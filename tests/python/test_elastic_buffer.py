@@ -56,7 +56,7 @@ def elastic(test, buffer, layer, batch, kind, expand, exact):
 class Elastic(unittest.TestCase):
     def test_steps(self):
         """Both layouts with and without a count that is waited for, two layers, two steps."""
-        for kind in adapted.KINDS:
+        for kind in adapted.kinds(self):
             for ranks in RANKS:
                 for expand in (False, True):
                     for exact in (None, False):

@@ -1,6 +1,8 @@
 """The exchange alone: experts written in NumPy over what arrived, in every way and layout."""
 
+import contextlib
 import unittest
+from pathlib import Path
 
 import support
 
@@ -99,11 +101,49 @@ class Exchanges(unittest.TestCase):
 
         self.check(self.round_trips(2, self.options(wire="fp8", quantisation=how), widened), 4e-2)
 
+    def test_closed(self):
+        """By all ranks, also amid a round trip and twice; then there are no calls. Looking at what had arrived does no harm."""
+
+        def main(group):
+            with heddle.Exchange(group, self.options()) as first:
+                first.combine(run_experts(first, arrived := first.dispatch(*batch(group.rank)), arrived.bf16()))
+            second = heddle.Exchange(group, self.options())
+            arrived = second.dispatch(*batch(group.rank))
+            self.assertTrue(arrived.rows.any())
+            for _ in range(2):
+                second.close()
+            self.assertGreaterEqual(arrived.rows.sum(), 0)
+            for call in (lambda: second.dispatch(*batch(0)), lambda: second.combine(batch(0)[0]), second.reset):
+                with self.assertRaisesRegex(heddle.InputError, f"exchange of rank {group.rank} is closed"):
+                    call()
+            return second.bytes
+
+        self.assertEqual(len(set(heddle.run_threads(2, main, deadline=20))), 1)
+
+    def test_memory_goes_back(self):
+        """Pages of closed exchanges are given back to the system, those of others stay as long as their group."""
+
+        def held():
+            bytes_held = 0
+            for file in Path("/proc/self/fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):  # that of this list itself
+                    bytes_held += 512 * file.stat().st_blocks if "/memfd:" in str(file.readlink()) else 0
+            return bytes_held
+
+        group, options = heddle.thread_group(1)[0], self.options(cap=2000)
+        before = held()
+        for _ in range(3):
+            with heddle.Exchange(group, options) as exchange:
+                self.assertGreaterEqual(held() - before, exchange.bytes)
+        self.assertEqual(held(), before)
+
     def test_order_of_calls_and_arrays(self):
         group = heddle.thread_group(1)[0]
         exchange, mine = heddle.Exchange(group, self.options()), batch(0)
         with self.assertRaisesRegex(heddle.InputError, "dispatch comes first"):
             exchange.combine(mine[0], mine[0].copy())
+        with self.assertRaisesRegex(heddle.InputError, "dispatch comes first"):
+            exchange.combine(mine[0])
         arrived = exchange.dispatch(*mine)
         with self.assertRaisesRegex(heddle.InputError, "combine comes before"):
             exchange.dispatch(*mine)

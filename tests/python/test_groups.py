@@ -49,10 +49,38 @@ class Environment(unittest.TestCase):
             heddle.join()
 
     def test_launches_of_one_machine_have_names_of_their_own(self):
-        first = bootstrap._launch_name({"MASTER_ADDR": "localhost", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "none"})
-        second = bootstrap._launch_name({"MASTER_ADDR": "localhost", "MASTER_PORT": "2", "TORCHELASTIC_RUN_ID": "none"})
-        third = bootstrap._launch_name({"MASTER_ADDR": "localhost", "MASTER_PORT": "2", "TORCHELASTIC_RUN_ID": "mine"})
-        self.assertEqual(len({first, second, third, bootstrap._launch_name({})}), 4)
+        torchrun = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "none"}
+        open_mpi = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "1"}
+        srun = {"PMI_RANK": "0", "PMI_SIZE": "2", "SLURM_STEP_ID": "0"}
+        launches = [
+            {},
+            torchrun,
+            torchrun | {"MASTER_PORT": "2"},
+            torchrun | {"TORCHELASTIC_RUN_ID": "mine"},
+            open_mpi,
+            open_mpi | {"PMIX_NAMESPACE": "2"},
+            srun,
+            srun | {"SLURM_STEP_ID": "1"},
+        ]
+        for job in ({}, {"SLURM_JOB_ID": "17"}):  # several launches of one job, too
+            names = {bootstrap._launch_name(launch | job) for launch in launches}
+            self.assertEqual(len(names), len(launches), names)
+        other_rank = torchrun | {"RANK": "1", "LOCAL_RANK": "1", "SLURM_PROCID": "3"}
+        self.assertEqual(bootstrap._launch_name(other_rank), bootstrap._launch_name(torchrun))
+
+    def test_launchers_within_each_other(self):
+        """The innermost is meant, as far as can be known."""
+        mpi = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_NAMESPACE": "n"}
+        slurm = {"PMI_RANK": "0", "PMI_SIZE": "1", "SLURM_JOB_ID": "17"}
+        machines = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "m", "MASTER_PORT": "1"}  # of a job system
+        torchrun = {"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
+        self.assertEqual(bootstrap._launched(mpi | slurm), (2, 4))
+        self.assertEqual(bootstrap._launched(mpi | torchrun), (1, 2))
+        self.assertEqual(bootstrap._launched(slurm | torchrun), (1, 2))
+        self.assertEqual(bootstrap._launched(mpi | {"RANK": "2", "WORLD_SIZE": "4"}), (2, 4))
+        self.assertNotIn("17", bootstrap._launch_name(mpi | slurm))
+        with self.assertRaisesRegex(heddle.InputError, "RANK=0 and WORLD_SIZE=1, but OMPI_COMM_WORLD_RANK=2 .* give address"):
+            bootstrap._launched(mpi | machines)
 
     def test_names_and_numbers(self):
         name, groups = f"localhost:{os.getpid()}", {}
@@ -66,6 +94,12 @@ class Environment(unittest.TestCase):
         self.assertEqual(mine.exchange("a"), ["a", "b"])
         waiting.join()
         self.assertEqual(texts, [["a", "b"]])
+
+    def test_long_names(self):
+        """Of another kind of letters, too; what they differ by at the end counts."""
+        for text in ("/a/path" * 40, "ü" * 60):
+            groups = [heddle.join(text + end, 0, 1) for end in ("1", "2")]
+            self.assertEqual([group.ranks for group in groups], [1, 1])
 
     def test_outside_of_the_group(self):
         with self.assertRaisesRegex(heddle.InputError, "3"):

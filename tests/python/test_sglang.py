@@ -52,7 +52,7 @@ class Dispatcher(unittest.TestCase):
         return sglang.DeepEPDispatcher(group, TOPK, **settings)
 
     def test_a_prompt_and_decode_steps(self):
-        for kind in adapted.KINDS:
+        for kind in adapted.kinds(self):
             for ranks in (1, 2, 4):
 
                 def main(group, kind=kind, ranks=ranks):
@@ -169,7 +169,7 @@ class Dispatcher(unittest.TestCase):
 
 class Fused(unittest.TestCase):
     def test_two_layers(self):
-        for kind in adapted.KINDS:
+        for kind in adapted.kinds(self):
             for ranks in (1, 2, 4):
 
                 def main(group, kind=kind, ranks=ranks):
@@ -231,7 +231,7 @@ assert torch.equal(dispatcher.combine(combine_input=given), hidden * 2)
 """
 
 
-@unittest.skipIf(adapted.torch is None, "torch is not here")
+@unittest.skipIf(adapted.torch is None, adapted.NO_TORCH)
 class UnderSGLang(unittest.TestCase):
     def test_its_base_class(self):
         base = pinned.package("sglang") / "sglang/srt/layers/moe/token_dispatcher/base.py"

@@ -1,12 +1,13 @@
 """The layer with tensors of PyTorch on the host engine: without copies, as an operator, under torch.compile."""
 
+import re
 import subprocess
 import sys
 import tempfile
 import unittest
 
 import support
-from support import bits
+from support import HERE, bits
 
 import heddle
 import ml_dtypes
@@ -38,6 +39,10 @@ def create(group):
     return heddle.MoeLayer.create(group, heddle.Source.synthetic(SHAPE), heddle.LayerOptions(cap=4))
 
 
+class Subclass(torch.Tensor if torch else object):
+    """What is no plain tensor lends itself in its own way."""
+
+
 @unittest.skipIf(torch is None, f"torch is not here: {None if torch else missing}")
 class Torch(unittest.TestCase):
     def setUp(self):
@@ -52,6 +57,10 @@ class Torch(unittest.TestCase):
         given = tensors()
         for tensor in given:
             self.assertEqual(heddle._core.address_of(tensor), tensor.data_ptr())
+            self.assertEqual(heddle._core.address_of(tensor[1:]), tensor[1:].data_ptr())
+            self.assertEqual(heddle._core.address_of(tensor.as_subclass(Subclass)), tensor.data_ptr())
+        parameter = torch.nn.Parameter(given[0], requires_grad=False)
+        self.assertEqual(heddle._core.address_of(parameter), given[0].data_ptr())
         out = torch.zeros((5, 128), dtype=torch.bfloat16)
         result = self.layer.forward(*given, out=out[1:4])
         self.assertEqual(result.data_ptr(), out[1:4].data_ptr())
@@ -65,6 +74,10 @@ class Torch(unittest.TestCase):
             ((hidden.half(), ids, weights), "hidden: expected bfloat16 .* got float16"),
             ((hidden, ids.long(), weights), "ids: expected int32 .* got int64"),
             ((hidden.T.contiguous().T, ids, weights), "strides"),
+            ((hidden.clone().requires_grad_(), ids, weights), "a tensor that requires gradients.* detach"),
+            ((torch.nn.Parameter(hidden), ids, weights), "a tensor that requires gradients.* detach"),
+            ((hidden.to("meta"), ids, weights), "hidden: expected bfloat16"),
+            ((hidden.to_sparse(), ids, weights), "hidden: expected bfloat16"),
         ):
             with self.subTest(words=words), self.assertRaisesRegex((heddle.InputError, TypeError), words):
                 self.layer.forward(*given)
@@ -98,8 +111,35 @@ class Torch(unittest.TestCase):
         def block(hidden, ids, weights):
             return module(hidden * 1.0, ids, weights, heddle.Step(3)) + 0
 
-        compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
-        self.assert_expected(compiled(*tensors()))
+        for backend in ("eager", "aot_eager"):
+            with self.subTest(backend=backend):
+                torch._dynamo.reset()
+                compiled = torch.compile(block, backend=backend, fullgraph=True)
+                self.assert_expected(compiled(*tensors()))
+
+    def test_compiled_once_for_all_batches(self):
+        """Numbers of tokens and steps that change are no reason to compile again where shapes are dynamic."""
+        from torch._dynamo.testing import CompileCounterWithBackend
+
+        module = heddle.torch.MoeModule(self.layer)
+        for backend in ("eager", "aot_eager"):
+            with self.subTest(backend=backend):
+                torch._dynamo.reset()
+                counter = CompileCounterWithBackend(backend)
+                compiled = torch.compile(module, backend=counter, fullgraph=True, dynamic=True)
+                for count in (3, 4, 2, 3):
+                    given = tensors(count)
+                    torch.testing.assert_close(compiled(*given, heddle.Step(count)), self.layer.forward(*given), rtol=0, atol=0)
+                    self.assertEqual(len(compiled(*given)), count)
+                self.assertLess(counter.frame_count, 4)  # with a step and without; torch may take a number for fixed first
+
+    def test_compiled_with_the_wrong_dtype(self):
+        module = heddle.torch.MoeModule(self.layer)
+        hidden, ids, weights = tensors()
+        torch._dynamo.reset()
+        compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+        with self.assertRaisesRegex(Exception, "ids: expected int32 .*, got torch.int64"):
+            compiled(hidden, ids.long(), weights, heddle.Step(3))
 
     def test_two_ranks(self):
         def main(group):
@@ -107,6 +147,15 @@ class Torch(unittest.TestCase):
 
         for out in heddle.run_threads(2, main):
             self.assert_expected(out)
+
+
+def launched(program, ranks, *arguments):
+    """What a program writes under torchrun; with 0 ranks, as a program of its own."""
+    launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--standalone"] if ranks else []
+    command = [sys.executable, *launcher, str(program), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+    return done.stdout
 
 
 PROCESS_GROUP = """
@@ -125,9 +174,17 @@ class Launched(unittest.TestCase):
         with tempfile.NamedTemporaryFile("w", suffix=".py") as program:
             program.write(PROCESS_GROUP)
             program.flush()
-            command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", program.name]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        self.assertEqual(done.returncode, 0, done.stderr)
+            launched(program.name, 2)
+
+    def test_the_example(self):
+        """It compares its tokens itself; here they are looked at for being different ones."""
+        example = HERE.parent.parent / "examples" / "python" / "torch_layer.py"
+        for ranks in (0, 2):
+            with self.subTest(ranks=ranks):
+                requests = re.findall("request 0: (.*)", launched(example, ranks))
+                self.assertEqual(len(requests), max(ranks, 1))
+                for tokens in requests:
+                    self.assertGreater(len(set(tokens.split())), 10, tokens)
 
 
 if __name__ == "__main__":

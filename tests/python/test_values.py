@@ -1,5 +1,6 @@
 """Routers, formats, plans and budgets through Python, and the package's types."""
 
+import ast
 import inspect
 import re
 import subprocess
@@ -12,6 +13,7 @@ from support import HERE, SEED, save
 
 import formats
 import heddle
+import heddle.device
 import numpy as np
 from heddle import _core
 
@@ -52,6 +54,20 @@ class Router(unittest.TestCase):
             logits = saved.batch.hidden.astype(np.float64) @ saved.layer.router.weight.astype(np.float64).T
             np.testing.assert_array_equal(ids, np.argsort(-logits, axis=1, kind="stable")[:, :3])
 
+    def test_no_router_inside(self):
+        """Ids of one's own go through a layer whose router is none or cannot be followed; without ids the reason is told."""
+        unknown = {"score": "softmax", "topk": 2}, {"scoring_func": "tanh", "num_experts_per_tok": 2}
+        for (router, extra), words in ((unknown, "scoring_func is 'tanh'"), ((None, {}), "no router")):
+            with self.subTest(words=words), tempfile.TemporaryDirectory() as folder:
+                saved = save(Path(folder), router=router, extra=extra)
+                layer = heddle.MoeLayer.create(heddle.thread_group(1)[0], saved.source, heddle.LayerOptions(cap=20))
+                layer.forward(saved.batch.hidden, saved.batch.ids, saved.batch.weights)
+                self.assertEqual([part.shape for part in layer.routing], [(0, 2), (0, 2)])
+                with self.assertRaisesRegex(heddle.InputError, words):
+                    layer.forward(saved.batch.hidden)
+                with self.assertRaisesRegex(heddle.InputError, words):
+                    saved.source.route(saved.batch.hidden)
+
 
 class Plans(unittest.TestCase):
     def test_a_plan_is_the_commands(self):
@@ -80,20 +96,64 @@ class Plans(unittest.TestCase):
             heddle.plan(heddle.PlanRequest.of_preset("deepseek-v3", ranks=8, tokens=64, machine="abacus"))
 
 
+def members(tree):
+    """Of a stub: classes with the names in them, and functions."""
+    named = {}
+    for part in tree.body:
+        if isinstance(part, ast.ClassDef):
+            named[part.name] = {member.name for member in part.body if isinstance(member, ast.FunctionDef)}
+        elif isinstance(part, ast.FunctionDef):
+            named[part.name] = set()
+    return named
+
+
+def documented():
+    """Classes and functions that people use, by name, and what of classes takes arguments."""
+    public = {name: getattr(heddle, name) for name in heddle.__all__}
+    for module in (heddle.device, heddle.formats):
+        mine = {name: value for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
+        public |= {f"{module.__name__.partition('.')[2]}.{name}": value for name, value in mine.items() if not name.startswith("_")}
+    for name, value in public.items():
+        if inspect.isfunction(value):
+            yield name, value
+        elif inspect.isclass(value) and value.__module__ != "heddle._core":
+            yield name, value
+            for member, method in vars(value).items():
+                method = getattr(method, "__func__", method)
+                takes = inspect.isfunction(method) and len(inspect.signature(method).parameters) > 1
+                if takes and not member.startswith("_"):
+                    yield f"{name}.{member}", method
+
+
 class Types(unittest.TestCase):
     def test_the_stub_has_what_the_module_has(self):
         stub = (Path(heddle.__file__).parent / "_core.pyi").read_text()
         host, device = stub.split("# With the CUDA part only.")
-        named = set(re.findall(r"^(?:class|def) (\w+)", host, re.MULTILINE))
-        on_gpus = set(re.findall(r"^(?:class|def) (\w+)", device, re.MULTILINE))
-        there = {name for name, value in vars(_core).items() if not name.startswith("_") and callable(value)}
-        self.assertEqual(there, named | on_gpus if hasattr(_core, "DeviceContext") else named)
+        named = members(ast.parse(host + device if hasattr(_core, "DeviceContext") else host))
+        there = {name: value for name, value in vars(_core).items() if not name.startswith("_") and callable(value)}
+        self.assertEqual(set(there), set(named))
+        for name, value in there.items():
+            if inspect.isclass(value):
+                self.assertEqual({member for member in vars(value) if not member.startswith("_")}, named[name] - {"__init__"}, name)
 
     def test_everything_public_says_what_it_is(self):
-        for name in heddle.__all__:
-            value = getattr(heddle, name)
-            if inspect.isclass(value) or inspect.isfunction(value):
-                self.assertTrue(inspect.getdoc(value), name)
+        """In words of its own, not a dataclass's or a base class's; what takes arrays names each and an element type."""
+        for name, value in documented():
+            with self.subTest(name=name):
+                doc = value.__doc__ or ""
+                self.assertGreater(len(doc.split()), 3, doc)
+                self.assertFalse(doc.startswith(f"{value.__name__}("), "a dataclass that says nothing of its own")
+                if inspect.isclass(value):
+                    continue
+                arrays = [name for name, kind in value.__annotations__.items() if "Array" in str(kind) and name != "return"]
+                for array in arrays:
+                    self.assertRegex(doc, rf"\b{array}\b")
+                if arrays:
+                    self.assertRegex(doc, "bf16|bfloat16|float32|int32|e4m3|As MoeLayer.forward")
+
+    def test_what_is_looked_at(self):
+        self.assertIn("MoeLayer.forward", dict(documented()))
+        self.assertIn("device.DeviceLayer.forward", dict(documented()))
 
     def test_mypy(self):
         try:

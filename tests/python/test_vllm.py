@@ -88,7 +88,7 @@ class Pair:
 
 class Steps(unittest.TestCase):
     def test_layers_and_steps(self):
-        for kind in adapted.KINDS:
+        for kind in adapted.kinds(self):
             for ranks in (1, 2, 4):
                 for batched in (False, True):
 
@@ -222,7 +222,7 @@ class Blocks(unittest.TestCase):
         second, second_scales = draw(random, "fp8_block", EXPERTS, HIDDEN, wide)
         matrices = widened("fp8_block", first, first_scales), widened("fp8_block", second, second_scales)
         quant = {"quant_dtype": np.dtype(ml_dtypes.float8_e4m3fn), "block_shape": [128, 128]}
-        for kind in adapted.KINDS:
+        for kind in adapted.kinds(self):
             for batched, fp8_dispatch in ((False, False), (True, False), (True, True)):
 
                 def main(group, kind=kind, batched=batched, fp8_dispatch=fp8_dispatch):
@@ -310,7 +310,7 @@ class Refusals(unittest.TestCase):
         )
 
 
-@unittest.skipIf(adapted.torch is None, "torch is not here")
+@unittest.skipIf(adapted.torch is None, adapted.NO_TORCH)
 class UnderVllm(unittest.TestCase):
     def test_its_kernel(self):
         """FusedMoEKernel of vLLM's own sources drives both pairs, with nothing else of vLLM."""

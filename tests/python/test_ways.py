@@ -1,10 +1,14 @@
 """Every way on 1, 2 and 8 ranks against the oracle, as threads; as processes the same bits."""
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
+import uuid
 from pathlib import Path
 
 from support import BOUND, HERE, SEED, WAYS, bits, call, save
@@ -163,32 +167,61 @@ class Ways(unittest.TestCase):
         self.assertGreater(np.abs(out[5].astype(np.float32)).max(), 0)  # the shared expert's
 
 
-LAUNCHERS = {
-    "torchrun": lambda rank, ranks: (
-        {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "localhost"}
-        | {"MASTER_PORT": 29511, "LOCAL_RANK": rank, "TORCHELASTIC_RUN_ID": "none"}
-    ),
-    "mpirun": lambda rank, ranks: {
-        "OMPI_COMM_WORLD_RANK": rank,
-        "OMPI_COMM_WORLD_SIZE": ranks,
-        "OMPI_COMM_WORLD_LOCAL_SIZE": ranks,
-    },
-}
+    def test_processes_that_fail_take_the_others_along(self):
+        with self.assertRaisesRegex(AssertionError, "rank 1 ended with 2:(.|\n)*no layer there"):
+            run_processes(2, "torchrun", {"fails_on": 1, "reason": "no layer there"})
+        self.assertEqual([process.poll() is None for process in started], [False, False])
+
+
+started = []  # by the last call of run_processes
 
 
 def run_processes(ranks, launcher, job):
-    import os
+    """A process a rank, with the environment that a launcher gives. All of them have ended when it returns or raises."""
+    launch = uuid.uuid4().hex
+    started.clear()
+    with contextlib.ExitStack() as ends:
+        outputs = [ends.enter_context(tempfile.TemporaryFile("w+")) for _ in range(ranks)]
+        for rank in range(ranks):
+            command = [sys.executable, str(HERE / "rank_process.py"), json.dumps(job)]
+            environment = os.environ | LAUNCHERS[launcher](rank, ranks, launch)
+            started.append(subprocess.Popen(command, env=environment, stdout=outputs[rank], stderr=subprocess.STDOUT))
+            ends.callback(end, started[-1])
+        wait_for(started, outputs, time.monotonic() + 120)
 
-    def start(rank):
-        environment = os.environ | {name: str(value) for name, value in LAUNCHERS[launcher](rank, ranks).items()}
-        command = [sys.executable, str(HERE / "rank_process.py"), json.dumps(job)]
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
-    processes = [start(rank) for rank in range(ranks)]
-    for rank, process in enumerate(processes):
-        said, _ = process.communicate(timeout=120)
-        if process.returncode != 0:
-            raise AssertionError(f"rank {rank} ended with {process.returncode}:\n{said}")
+def wait_for(processes, outputs, until):
+    """Until all have ended well, or one has not, wherever it stands."""
+    running = dict(enumerate(processes))
+    while running:
+        for rank, process in list(running.items()):
+            status = process.poll()
+            if status == 0:
+                del running[rank]
+            elif status is not None:
+                outputs[rank].seek(0)
+                raise AssertionError(f"rank {rank} ended with {status}:\n{outputs[rank].read()}")
+        if time.monotonic() > until:
+            raise AssertionError(f"ranks {list(running)} have not ended")
+        time.sleep(0.01)
+
+
+def end(process):
+    process.kill()
+    process.wait()
+
+
+def torchrun(rank, ranks, launch):
+    numbers = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
+    return numbers | {"TORCHELASTIC_RUN_ID": launch, "MASTER_ADDR": "localhost"}
+
+
+def mpirun(rank, ranks, launch):
+    numbers = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(ranks), "OMPI_COMM_WORLD_LOCAL_SIZE": str(ranks)}
+    return numbers | {"PMIX_NAMESPACE": launch}
+
+
+LAUNCHERS = {"torchrun": torchrun, "mpirun": mpirun}
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ class Buffer:
         self.low_latency_mode, self.explicitly_destroy, self.enable_shrink = low_latency_mode, explicitly_destroy, enable_shrink
 
     def destroy(self) -> None:
-        """Lets go of the exchanges. A later call makes them anew; their pages go when the group ends."""
+        """Collective: gives the exchanges' memory back. A later call makes them anew."""
         self._trips.clear()
 
     def reset(self, live: Sequence[bool] | None = None) -> None:

@@ -116,7 +116,7 @@ class ElasticBuffer:
         self.scaleout_rank_idx, self.scaleup_rank_idx = 0, self.rank_idx
 
     def destroy(self) -> None:
-        """Lets go of the exchanges. A later call makes them anew; their pages go when the group ends."""
+        """Collective: gives the exchanges' memory back. A later call makes them anew."""
         self._trips.clear()
 
     def reset(self, live: Sequence[bool] | None = None) -> None:

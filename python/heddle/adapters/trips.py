@@ -81,12 +81,14 @@ class Trips:
         return trip
 
     def forget(self, way: str, cap: int) -> None:
-        """Lets go of the exchanges of a way that are made for another cap; trips under way keep theirs."""
-        self._made = {
-            number: exchange
-            for number, exchange in self._made.items()
-            if exchange.options.way != way or exchange.options.cap == cap
-        }
+        """Collective: closes the exchanges of a way that are made for another cap; trips under way keep theirs, whose pages go when
+        the group ends."""
+        for number, exchange in list(self._made.items()):
+            if exchange.options.way != way or exchange.options.cap == cap:
+                continue
+            del self._made[number]
+            if not any(trip.uses(exchange) for trip in self._under_way):
+                exchange.close()
 
     def end(self, way: str) -> None:
         """Collective: ends all trips of a way."""
@@ -110,7 +112,11 @@ class Trips:
             exchange.reset()
 
     def clear(self) -> None:
+        """Collective: ends all trips and closes the exchanges."""
+        made = list(self._made.values())
         self._made, self._under_way = {}, []
+        for exchange in made:
+            exchange.close()
 
 
 class Rows:
