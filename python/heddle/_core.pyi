@@ -234,4 +234,36 @@ class RankDeviceExperts:
     @property
     def buffer_bytes(self) -> int: ...
 
+class RankGroupedProduct:
+    def __init__(self, kind: WeightKindName, weights: Any, weight_scales: Any, device: int, most_rows: int) -> None: ...
+    def contiguous(
+        self,
+        rows: Any,
+        scales: Any,
+        quantisation: Quantisation,
+        groups: Any,
+        zeroes: bool,
+        out: Any,
+        expected_rows: int,
+        stream: int,
+    ) -> None: ...
+    def ended(
+        self,
+        rows: Any,
+        scales: Any,
+        quantisation: Quantisation,
+        ends: Any,
+        alignment: int,
+        zeroes: bool,
+        out: Any,
+        expected_rows: int,
+        stream: int,
+    ) -> None: ...
+    def masked(
+        self, rows: Any, scales: Any, quantisation: Quantisation, counts: Any, out: Any, expected_rows: int, stream: int
+    ) -> None: ...
+    def throw_if_failed(self) -> None: ...
+    @property
+    def weight_bytes(self) -> int: ...
+
 def gpus_present() -> int: ...

@@ -4,8 +4,8 @@
 
 A product sums K in steps of 128 (docs/numerics.md, GEMM 1). Operands are fp8 rows with a scale of 128 or 32 columns, and weights of
 fp8 with a scale of 128 x 128 or of 32 columns, or fp4 with a scale of 32 columns; or bfloat16. Arrays are NumPy's or torch's CPU
-tensors, of mega MoE also a GPU's (SymmBuffer). Names and arguments are those of DeepGEMM 2.8.1 as vLLM 0.33.0 carries it. Errors
-are heddle.InputError and FaultError."""
+tensors, or a GPU's tensors: of products with load_grouped_weights, of mega MoE with SymmBuffer. Names and arguments are those of
+DeepGEMM 2.8.1 as vLLM 0.33.0 carries it. Errors are heddle.InputError and FaultError."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy
 
+from heddle.adapters.deepgemm_grouped import GroupedWeights
 from heddle.adapters.deepgemm_mega import (
     MegaWeights,
     SymmBuffer,
@@ -36,12 +37,13 @@ from heddle.adapters.deepgemm_scales import (
     transform_sf_into_required_layout,
     unpacked,
 )
-from heddle.adapters.tensors import lend, lend_writable, numpy_of
+from heddle.adapters.tensors import is_on_gpu, lend, lend_writable, numpy_of
 from heddle.errors import InputError
 from heddle.experts import grouped_product
 from heddle.options import Quantisation, WeightKindName
 
 __all__ = [
+    "GroupedWeights",
     "MegaWeights",
     "SymmBuffer",
     "bf16_mega_moe",
@@ -54,6 +56,7 @@ __all__ = [
     "get_symm_buffer_for_mega_moe",
     "get_theoretical_mk_alignment_for_contiguous_layout",
     "get_tma_aligned_size",
+    "load_grouped_weights",
     "m_grouped_bf16_gemm_nt_contiguous",
     "m_grouped_bf16_gemm_nt_masked",
     "m_grouped_fp8_fp4_gemm_nt_contiguous",
@@ -100,6 +103,18 @@ def _granularity(recipe: Any, recipe_a: Any, recipe_b: Any, is_packed: bool) -> 
     return (of_a, columns), (of_b, columns)
 
 
+def _check_granularity_of_rows(of_a: tuple[int, int]) -> None:
+    if of_a[0] != 1 or of_a[1] not in (32, 128):
+        raise InputError(f"a: expected a scale of a row and 32 or 128 columns, got {list(of_a)}")
+
+
+def _columns_of_a_scale(recipe: Any, recipe_a: Any, recipe_b: Any) -> int:
+    """Of a; what those of b are was said when it was loaded."""
+    of_a, _ = _granularity(recipe, recipe_a, recipe_b, False)
+    _check_granularity_of_rows(of_a)
+    return of_a[1]
+
+
 def _pair(given: Any, name: str) -> tuple[Any, Any]:
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise InputError(f"{name}: expected a pair of values and scales, got {type(given).__name__}")
@@ -131,8 +146,7 @@ def _fp8_operands(a: Any, b: Any, recipes: tuple[Any, Any, Any], groups: int | N
         expected = "[M, K]" if groups is None else "[G, M, K]"
         raise InputError(f"a[0]: expected float8_e4m3fn {expected}, got {values.dtype} {list(values.shape)}")
     of_a, of_b = _granularity(*recipes, numpy_of(_pair(b, "b")[1], "b[1]").dtype == numpy.int32)
-    if of_a[0] != 1 or of_a[1] not in (32, 128):
-        raise InputError(f"a: expected a scale of a row and 32 or 128 columns, got {list(of_a)}")
+    _check_granularity_of_rows(of_a)
     *_, rows, columns = values.shape
     check_scales(scales, "a[1]", rows, columns, of_a, groups)
     count = -(-columns // of_a[1])
@@ -149,9 +163,46 @@ def _bf16_operands(a: Any, b: Any, groups: int | None) -> _Operands:
     return _Operands(numpy.ascontiguousarray(rows).reshape(-1, rows.shape[-1]), weights, "bf16")
 
 
-def _refuse(epilogue: Any) -> None:
+def _refuse(epilogue: Any, a: Any, b: Any) -> None:
     if epilogue is not None:
         raise InputError("epilogue: expected None: results are rounded to bfloat16 and nothing else is done to them")
+    parts = [part for given in (a, b) for part in (given if isinstance(given, tuple | list) else (given,))]
+    if not isinstance(b, GroupedWeights) and any(map(is_on_gpu, parts)):
+        raise InputError("b: expected what load_grouped_weights returned: on a GPU weights are loaded once, not by every call")
+
+
+def _check_expected(expected_m: int) -> None:
+    if expected_m < 1:
+        raise InputError(f"expected_m: expected at least 1, got {expected_m}")
+
+
+def load_grouped_weights(
+    b: Any, recipe: Any = None, recipe_b: Any = None, *, device: int | None = None, most_rows: int = 1 << 17
+) -> GroupedWeights:
+    """Weights in a GPU's memory, in the order of Heddle's kernels: what products of tensors there take as b. DeepGEMM has no such
+    call: it is made once, where weights are loaded.
+
+    b: as the products take it, but fp8 has a float32 scale of 128 x 128; N and K multiples of 64. In host memory or on a GPU, from
+    which it is copied to the host first; not needed later. recipe, recipe_b: as the products', of b's scales. device: None: b's GPU,
+    or 0; most_rows: of a contiguous call, at 12 bytes of the GPU's memory each. Waits, and is not captured."""
+    parts = tuple(b) if isinstance(b, tuple | list) else (b,)
+    if device is None:
+        device = int(parts[0].device.index or 0) if is_on_gpu(parts[0]) else 0
+    host = tuple(part.detach().cpu() if is_on_gpu(part) else part for part in parts)
+    if not isinstance(b, tuple | list):
+        return GroupedWeights(lend(host[0], "b", "bfloat16", ("G", "N", "K")), "bf16", None, device, most_rows)
+    is_packed = _pair(host, "b")[1].dtype == numpy.int32
+    granularity = tuple(recipe_b) if recipe_b is not None else _granularity(recipe, None, None, is_packed)[1]
+    return GroupedWeights(*_weights(host, granularity), device, most_rows)
+
+
+def _contiguous_on_gpu(
+    a: Any, b: GroupedWeights, d: Any, grouped_layout: Any, columns: int, use_psum_layout: bool, ensure_zero_padding: bool
+) -> None:
+    if use_psum_layout:
+        b._ended(a, d, grouped_layout, columns, ensure_zero_padding, get_mk_alignment_for_contiguous_layout())
+    else:
+        b._contiguous(a, d, grouped_layout, columns, ensure_zero_padding)
 
 
 def _groups_of_ends(ends: Any, rows: int) -> Any:
@@ -179,8 +230,7 @@ def _contiguous(operands: _Operands, d: Any, grouped_layout: Any, use_psum_layou
 
 
 def _masked(operands: _Operands, d: Any, masked_m: Any, expected_m: int) -> None:
-    if expected_m < 1:
-        raise InputError(f"expected_m: expected at least 1, got {expected_m}")
+    _check_expected(expected_m)
     flat = operands.rows[0] if isinstance(operands.rows, tuple) else operands.rows
     most = len(flat) // max(operands.groups, 1)
     out = lend_writable(d, "d", "bfloat16", (operands.groups, most, operands.columns))
@@ -215,7 +265,11 @@ def m_grouped_fp8_fp4_gemm_nt_contiguous(
     bfloat16 [M, N]; grouped_layout: int32 [M], -1: padding, rows in any order. use_psum_layout: int32 [G], where the rows of each
     group end, which begin at the alignment's next multiple. ensure_zero_padding: zeros in the rows of nobody, else they are not
     written. Recipes say rows and columns of a scale; None: (1, 128, 128), or (1, 1, 128) where b's are packed. Others are kept."""
-    _refuse(epilogue)
+    _refuse(epilogue, a, b)
+    if isinstance(b, GroupedWeights):
+        columns = _columns_of_a_scale(recipe, recipe_a, recipe_b)
+        _contiguous_on_gpu(a, b, d, grouped_layout, columns, use_psum_layout, ensure_zero_padding)
+        return
     operands = _fp8_operands(a, b, (recipe, recipe_a, recipe_b), None)
     _contiguous(operands, d, grouped_layout, use_psum_layout, ensure_zero_padding)
 
@@ -237,7 +291,11 @@ def m_grouped_fp8_fp4_gemm_nt_masked(
 
     a: float8_e4m3fn [G, M, K] and scales [G, M, K / 128 or 32]; b and recipes as above; d: bfloat16 [G, M, N]; masked_m: int32 [G];
     expected_m: kept."""
-    _refuse(epilogue)
+    _refuse(epilogue, a, b)
+    if isinstance(b, GroupedWeights):
+        _check_expected(expected_m)
+        b._masked(a, d, masked_m, _columns_of_a_scale(recipe, recipe_a, recipe_b), expected_m)
+        return
     groups = int(_pair(b, "b")[0].shape[0])
     operands = _fp8_operands(a, b, (recipe, recipe_a, recipe_b), groups)
     _masked(operands, d, masked_m, expected_m)
@@ -259,7 +317,10 @@ def m_grouped_bf16_gemm_nt_contiguous(
     epilogue: Any = None,
 ) -> None:
     """As the fp8 form, of bfloat16 a [M, K] and b [G, N, K]."""
-    _refuse(epilogue)
+    _refuse(epilogue, a, b)
+    if isinstance(b, GroupedWeights):
+        _contiguous_on_gpu(a, b, d, grouped_layout, 128, use_psum_layout, ensure_zero_padding)
+        return
     _contiguous(_bf16_operands(a, b, None), d, grouped_layout, use_psum_layout, ensure_zero_padding)
 
 
@@ -267,5 +328,9 @@ def m_grouped_bf16_gemm_nt_masked(
     a: Any, b: Any, d: Any, masked_m: Any, expected_m: int, compiled_dims: str = "nk", epilogue: Any = None
 ) -> None:
     """As the fp8 form, of bfloat16 a [G, M, K] and b [G, N, K]."""
-    _refuse(epilogue)
+    _refuse(epilogue, a, b)
+    if isinstance(b, GroupedWeights):
+        _check_expected(expected_m)
+        b._masked(a, d, masked_m, 128, expected_m)
+        return
     _masked(_bf16_operands(a, b, int(b.shape[0])), d, masked_m, expected_m)

@@ -13,7 +13,7 @@ import numpy
 from heddle import _core, formats
 from heddle.adapters.deepgemm_layers import DeviceLayers, HostLayers
 from heddle.adapters.deepgemm_scales import unpacked
-from heddle.adapters.tensors import lend, lend_writable, like, numpy_of
+from heddle.adapters.tensors import is_on_gpu, lend, lend_writable, like, numpy_of
 from heddle.adapters.trips import experts_a_rank, joined, lend_stats
 from heddle.errors import InputError
 from heddle.options import LayerOptions, Quantisation, WeightKindName
@@ -50,13 +50,9 @@ def _check_activation(activation: str) -> None:
         raise InputError(f"activation: expected swiglu, got {activation}")
 
 
-def _is_on_gpu(array: Any) -> bool:
-    return getattr(getattr(array, "device", None), "type", "cpu") == "cuda"
-
-
 def _here(array: Any) -> Any:
     """In host memory: layers of a GPU, too, read their weights there."""
-    return array.detach().cpu() if _is_on_gpu(array) else array
+    return array.detach().cpu() if is_on_gpu(array) else array
 
 
 def _transformed(weights: Any, name: str) -> MegaWeights:
@@ -123,7 +119,7 @@ class SymmBuffer:
         self.num_experts, self.num_max_tokens_per_rank, self.num_topk = num_experts, num_max_tokens_per_rank, num_topk
         self.hidden, self.intermediate_hidden, self.num_shared_experts = hidden, intermediate_hidden, num_shared_experts
         self.mma_type, self.activation = mma_type, activation
-        on_gpu = _is_on_gpu(like)
+        on_gpu = is_on_gpu(like)
         self._layers: HostLayers | DeviceLayers
         self._layers = DeviceLayers(self._group, int(like.device.index or 0)) if on_gpu else HostLayers(self._group)
         self._make_arrays(like)
@@ -136,7 +132,7 @@ class SymmBuffer:
 
         def zeros(columns: int, element: Any) -> Any:
             made = like(numpy.zeros((most, columns), element), kind)
-            return made.to(kind.device) if _is_on_gpu(kind) else made
+            return made.to(kind.device) if is_on_gpu(kind) else made
 
         self.x = zeros(self.hidden, ml_dtypes.bfloat16 if is_bf16 else ml_dtypes.float8_e4m3fn)
         self.x_sf = None if is_bf16 else zeros(self.hidden // _PACKED, numpy.int32)
@@ -248,7 +244,7 @@ def get_symm_buffer_for_mega_moe(
 def _call(y: Any, l1: Any, l2: Any, buffer: SymmBuffer, stats: Any, clamp: float | None) -> None:
     """All that can be refused is refused before anything is sent."""
     buffer._check_weights(l1, l2)
-    if _is_on_gpu(buffer.x):
+    if is_on_gpu(buffer.x):
         if stats is not None:
             raise InputError("cumulative_local_expert_recv_stats: expected None: rows of experts are not counted on a GPU")
         buffer._check_tokens(int(y.shape[0]))

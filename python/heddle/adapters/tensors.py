@@ -26,13 +26,17 @@ def _of_torch(tensor: Any, name: str) -> Any:
     if tensor.device.type != "cpu":
         raise InputError(
             f"{name}: expected host memory, got {tensor.device}: this part of the adapters is of the host engine; "
-            "heddle.device has whole layers (DeviceLayer) and experts (DeviceExperts), no exchange or product alone yet"
+            "heddle.device has whole layers (DeviceLayer) and experts (DeviceExperts), no exchange alone yet"
         )
     element = str(tensor.dtype).removeprefix("torch.")
     if element not in _EXTENDED:
         return tensor.detach().numpy()
     kind, alias = _EXTENDED[element]
     return tensor.detach().view(getattr(_torch(), alias)).numpy().view(kind)
+
+
+def is_on_gpu(array: Any) -> bool:
+    return getattr(getattr(array, "device", None), "type", "cpu") == "cuda"
 
 
 def numpy_of(array: Any, name: str) -> Any:

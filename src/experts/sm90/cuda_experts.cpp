@@ -17,6 +17,7 @@ namespace {
 
 using sm90::RowMap;
 using sm90::RunnerCall;
+using sm90::sms_of;
 using sm90::loading::size;
 
 constexpr int most_pairs_there_can_be = 1 << 30;
@@ -47,19 +48,6 @@ void check_device_options(const DeviceExpertsOptions& device, std::size_t expert
   require(std::int64_t{device.most_tokens} * device.topk <= most_pairs_there_can_be,
           "routed calls of {} tokens with {} choices are more than 2^30 pairs", device.most_tokens, device.topk);
   require(experts <= sm90::most_experts, "{} local experts; at most {}", experts, sm90::most_experts);
-}
-
-/// The SMs of a GPU that can run these kernels.
-int sms_of(int device) {
-  int count = 0;
-  require(cudaGetDeviceCount(&count) == cudaSuccess && device >= 0 && device < count, "GPU {}; there are {} here", device, count);
-  int sms = 0, major = 0, minor = 0;
-  cuda::check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "number of SMs");
-  cuda::check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "compute capability");
-  cuda::check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "compute capability");
-  require(major == 9 && minor == 0, "GPU {} has compute capability {}.{}; these kernels are for 9.0 (Hopper)", device, major,
-          minor);
-  return sms;
 }
 
 OwnedExpert owned(sm90::StoredExpert stored) {

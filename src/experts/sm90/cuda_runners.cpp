@@ -1,9 +1,12 @@
 #include "experts/sm90/cuda_runners.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "formats/row_format.hpp"
+#include "heddle/error.hpp"
 
 namespace heddle::sm90 {
 
@@ -26,6 +29,22 @@ OrderedMatrix from_expert(OrderedMatrix matrix, int expert) {
 }
 
 }  // namespace
+
+int sms_of(int device) {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || device < 0 || device >= count) {
+    throw InputError(fmt::format("experts on a GPU: GPU {}; there are {} here", device, count));
+  }
+  int sms = 0, major = 0, minor = 0;
+  cuda::check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "number of SMs");
+  cuda::check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "compute capability");
+  cuda::check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "compute capability");
+  if (major != 9 || minor != 0) {
+    throw InputError(fmt::format("experts on a GPU: GPU {} has compute capability {}.{}; these kernels are for 9.0 (Hopper)",
+                                 device, major, minor));
+  }
+  return sms;
+}
 
 RefusedWord::RefusedWord() {
   void* memory = nullptr;

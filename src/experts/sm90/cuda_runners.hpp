@@ -39,6 +39,9 @@ struct RunnerCall {
   const float* flat_weights = nullptr;
 };
 
+/// The SMs of a GPU. Throws InputError unless it is one that can run these kernels.
+int sms_of(int device);
+
 /// The word in which kernels report a count, in host memory that they write to.
 class RefusedWord {
  public:

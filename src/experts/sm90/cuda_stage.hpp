@@ -56,6 +56,25 @@ struct Matrix {
   float* row_scales_of(int expert) const { return row_scales.get() + size(expert) * size(view.plan.row_scales()); }
 };
 
+class OwnStream {
+ public:
+  OwnStream() { cuda::check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream for loading weights"); }
+  ~OwnStream() { cudaStreamDestroy(stream_); }
+  OwnStream(const OwnStream&) = delete;
+  OwnStream& operator=(const OwnStream&) = delete;
+  operator cudaStream_t() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+/// Throws InputError unless a matrix is stored as the first one is.
+void check_same(const WeightMatrix& matrix, const WeightMatrix& first, const std::string& name);
+
+/// Whether a matrix could be laid out, given the first row that the GPU refused. False where step exponents would help; throws
+/// for everything else.
+bool accepted(const WeightPlan& plan, const WeightSource& host, unsigned first_fault, const std::string (&names)[2]);
+
 /// What an expert's two ordered matrices are made of, on the host, with the names that messages use.
 struct Sources {
   WeightSource gate_up;

@@ -16,16 +16,19 @@ namespace heddle::sm90 {
 
 using namespace loading;
 
-namespace {
-
 using cuda::check;
+
+namespace loading {
+
+namespace {
 
 const char* kind_name(WeightKind kind) {
   constexpr const char* names[] = {"bf16", "fp8 block", "mxfp4", "nvfp4", "mxfp8"};
   return names[static_cast<int>(kind)];
 }
 
-/// Throws InputError unless a matrix is stored as the first one is.
+}  // namespace
+
 void check_same(const WeightMatrix& matrix, const WeightMatrix& first, const std::string& name) {
   if (matrix.kind != first.kind) {
     throw InputError(fmt::format("{}: {} weights among {} ones; the experts of a layer must be of one kind", name,
@@ -36,8 +39,6 @@ void check_same(const WeightMatrix& matrix, const WeightMatrix& first, const std
   }
 }
 
-/// Whether a matrix could be laid out, given the first row that the GPU refused. False where step exponents would help; throws
-/// for everything else.
 bool accepted(const WeightPlan& plan, const WeightSource& host, unsigned first_fault, const std::string (&names)[2]) {
   if (first_fault == no_fault) return true;
   const int row = static_cast<int>(first_fault);
@@ -49,6 +50,10 @@ bool accepted(const WeightPlan& plan, const WeightSource& host, unsigned first_f
                           names[WeightPlan::half_of(row)], plan.source_row(row)));
 }
 
+}  // namespace loading
+
+namespace {
+
 /// Adds the time it lived.
 class Stopwatch {
  public:
@@ -58,18 +63,6 @@ class Stopwatch {
  private:
   double& seconds_;
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-};
-
-class OwnStream {
- public:
-  OwnStream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream for loading weights"); }
-  ~OwnStream() { cudaStreamDestroy(stream_); }
-  OwnStream(const OwnStream&) = delete;
-  OwnStream& operator=(const OwnStream&) = delete;
-  operator cudaStream_t() const { return stream_; }
-
- private:
-  cudaStream_t stream_ = nullptr;
 };
 
 }  // namespace
