@@ -148,18 +148,17 @@ void bench_exchange(const BenchArguments& arguments) {
 
 }  // namespace
 
-void add_bench(CLI::App& app, int& status) {
-  auto* command = app.add_subcommand("bench", "measure on the GPUs of this machine");
-  command->require_subcommand(1);
+void add_exchange_flags(CLI::App& command, BenchArguments& a) {
+  add_what(command, a);
+  add_how(command, a);
+  add_studies(command, a);
+}
+
+void add_bench_exchange(CLI::App& bench) {
   auto a = std::make_shared<BenchArguments>();
-  auto* exchange = command->add_subcommand("exchange", "dispatch + combine of the ways and of NCCL, as CUDA graph replays");
-  add_what(*exchange, *a);
-  add_how(*exchange, *a);
-  add_studies(*exchange, *a);
+  auto* exchange = bench.add_subcommand("exchange", "dispatch + combine of the ways and of NCCL, as CUDA graph replays");
+  add_exchange_flags(*exchange, *a);
   exchange->callback([a] { bench_exchange(*a); });
-  add_bench_activation(*command);
-  add_bench_experts(*command, status);
-  add_bench_mega(*command, status);
 }
 
 }  // namespace heddle::tool

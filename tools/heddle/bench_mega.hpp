@@ -9,6 +9,7 @@
 
 #include "bench_arguments.hpp"
 #include "heddle/shape.hpp"
+#include "inputs.hpp"
 
 namespace heddle::tool {
 
@@ -54,5 +55,9 @@ void check_arguments(const MegaArguments& a);
 MegaShape mega_shape(const MegaArguments& a, const std::string& preset, WeightKind kind, int ranks);
 /// What the routing is drawn or read by, as `heddle bench exchange` takes it.
 BenchArguments routing_of(const MegaArguments& a, const LayerShape& shape);
+
+/// The layer and batch that `command` was asked for by the flags of `heddle run`, with the preset's usual weights. Throws
+/// InputError without a preset: weights are drawn here.
+MegaArguments mega_arguments(const LayerArguments& layer, const std::string& command);
 
 }  // namespace heddle::tool

@@ -75,9 +75,7 @@ int main(int argc, char** argv) {
   heddle::tool::add_plan(app, status);
   heddle::tool::add_tune(app, status);
   heddle::tool::add_trace(app, status);
-#ifdef HEDDLE_CUDA
   heddle::tool::add_bench(app, status);
-#endif
 
   status = run(app, argc, argv, status);
   const bool lost = std::fflush(stdout) != 0 || std::ferror(stdout) != 0;
