@@ -27,6 +27,7 @@ void add_bench_step(CLI::App& bench, int& status) {
 void add_bench(CLI::App& app, int& status) {
   auto* command = app.add_subcommand("bench", "measure on this machine: one part after the other, or all that its report shows");
   command->require_subcommand(1);
+  add_bench_all(*command);
   add_bench_step(*command, status);
 #ifdef HEDDLE_CUDA
   add_bench_exchange(*command);

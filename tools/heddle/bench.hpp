@@ -6,6 +6,8 @@
 namespace heddle::tool {
 
 void add_bench(CLI::App& app, int& status);
+/// heddle bench all.
+void add_bench_all(CLI::App& bench);
 /// Subcommands of bench, in a build with CUDA. `status` becomes 1 where results are wrong.
 void add_bench_exchange(CLI::App& bench);
 void add_bench_activation(CLI::App& bench);

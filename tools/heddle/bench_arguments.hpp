@@ -31,5 +31,7 @@ struct BenchArguments {
 };
 
 void add_exchange_flags(CLI::App& command, BenchArguments& arguments);
+/// Everything that can be said before a GPU is asked. Throws InputError.
+void check_arguments(const BenchArguments& arguments);
 
 }  // namespace heddle::tool

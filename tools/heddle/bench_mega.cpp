@@ -209,12 +209,16 @@ MegaArguments mega_arguments(const LayerArguments& layer, const std::string& com
   return a;
 }
 
+void add_mega_flags(CLI::App& command, MegaArguments& a) {
+  add_layer(command, a);
+  add_batch(command, a);
+  add_how(command, a);
+}
+
 void add_bench_mega(CLI::App& bench, int& status) {
   auto a = std::make_shared<MegaArguments>();
   auto* command = bench.add_subcommand("mega", "the fused layer beside the chains of exchange and experts, as CUDA graph replays");
-  add_layer(*command, *a);
-  add_batch(*command, *a);
-  add_how(*command, *a);
+  add_mega_flags(*command, *a);
   command->callback([a, &status] { bench_mega(*a, status); });
 }
 

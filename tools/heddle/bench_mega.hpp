@@ -49,6 +49,7 @@ struct MegaShape {
 /// The weights that the fused layer takes.
 extern const std::map<std::string, WeightKind> fused_kinds;
 
+void add_mega_flags(CLI::App& command, MegaArguments& a);
 /// Everything that can be said before a GPU is asked. Throws InputError.
 void check_arguments(const MegaArguments& a);
 /// The layer of one preset and one kind of weights. Throws InputError.
