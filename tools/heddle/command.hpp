@@ -44,5 +44,6 @@ void add_verify(CLI::App& app, int& status);
 void add_plan(CLI::App& app, int& status);
 void add_tune(CLI::App& app, int& status);
 void add_trace(CLI::App& app, int& status);
+void add_report(CLI::App& app, int& status);
 
 }  // namespace heddle::tool

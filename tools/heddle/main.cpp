@@ -76,6 +76,7 @@ int main(int argc, char** argv) {
   heddle::tool::add_tune(app, status);
   heddle::tool::add_trace(app, status);
   heddle::tool::add_bench(app, status);
+  heddle::tool::add_report(app, status);
 
   status = run(app, argc, argv, status);
   const bool lost = std::fflush(stdout) != 0 || std::ferror(stdout) != 0;
