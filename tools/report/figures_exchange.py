@@ -15,6 +15,8 @@ def round_trips(results: Results) -> Figure:
     found = trips(results)
     if not found:
         raise NoData(results.why_not("exchange", "layer"))
+    wire = found[0].wire  # one wire a figure; the table below has all
+    found = [one for one in found if one.wire == wire]
     shown = groups(found)[:3]
     drawing, panels = figure(len(shown), width=3.4 * len(shown) + 1.5, height=4.2)
     for axes, group in zip(panels, shown):
@@ -25,7 +27,7 @@ def round_trips(results: Results) -> Figure:
         token_axis(axes, [one.tokens for one in here])
         axes.set_yscale("log")
         axes.set_title(group.text, fontsize=9)
-    panels[0].set_ylabel("dispatch + combine, us")
+    panels[0].set_ylabel(f"dispatch + combine, us (wire: {wire})")
     handles, labels = [], []
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels()):
@@ -66,7 +68,8 @@ def copies(results: Results) -> Figure:
 def _layout_rows(results: Results) -> list[tuple[str, str, int, float]]:
     """Way, layout, tokens, microseconds."""
     for result in results.prefixed("layouts"):
-        rows = [(row["way"], row["arrived"], row["tokens"], row["layout_us"]) for row in result["layouts"] if "layout_us" in row]
+        rows = [(row["way"], row["arrived"], row["tokens"], row["layout_us"]) for row in result["layouts"]
+                if "layout_us" in row and row["wire"] == "bf16" and (row["way"], row["arrived"]) != ("normal", "routed")]
         if rows:
             return rows
     for result in results.prefixed("layer"):

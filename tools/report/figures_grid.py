@@ -36,7 +36,7 @@ def grids(results: Results) -> Figure:
         where = f"rows {state} in the L2" if "slots" in result and result.get("benchmark") == "activation" else "host engine, one thread"
         axes.set_title(f"{where}; padded grid: {cap:,} CTAs", fontsize=9)
     panels[0].set_ylabel("activation step, us")
-    panels[0].legend(fontsize=8)
+    panels[0].legend(fontsize=8, loc="upper left")
     return drawing
 
 

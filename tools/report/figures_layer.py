@@ -5,7 +5,7 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from results import NoData, Results
-from rows import Group, Layer, best_chain, fused, groups, layers, sizes
+from rows import Group, Layer, best_chain, fused, groups, layers, sizes, trips
 from style import BLACK, BLUE, GREEN, GREY, ORANGE, RED, bar_legend, bars, figure, token_axis, way_line
 
 
@@ -14,7 +14,7 @@ def _measured(results: Results) -> tuple[list[Layer], Group]:
     found = layers(results)
     if not found:
         raise NoData(results.why_not("mega", "layer"))
-    return found, groups(found)[0]
+    return [one for one in found if one.weights == found[0].weights], groups(found)[0]
 
 
 def _near(there: list[int], wanted: tuple[int, ...]) -> list[int]:
@@ -68,7 +68,8 @@ def fused_against_chain(results: Results) -> Figure:
             ratio.plot(*zip(*points), linestyle=line, marker=marker, color={"-": BLUE, "--": ORANGE, ":": GREEN}[line], label=label)
     ratio.axhline(1.0, color=BLACK, linewidth=0.8)
     ratio.set_ylabel("best chain over fused (above 1: fused is faster)")
-    ratio.legend(fontsize=8)
+    if len(ratio.lines) > 1:
+        ratio.legend(fontsize=8)
     for axes in (times, ratio):
         token_axis(axes, sizes(found, group))
         axes.set_title(group.text, fontsize=9)
@@ -76,19 +77,27 @@ def fused_against_chain(results: Results) -> Figure:
 
 
 def floor_shares(results: Results) -> Figure:
-    found, group = _measured(results)
-    if not any(one.raw.get("times_floor") for one in found):
-        raise NoData("floors are of GPUs: heddle bench mega states them, the host engine has none")
-    drawing, (axes,) = figure(width=7, height=3.8)
-    for way in dict.fromkeys(one.way for one in found if one.group == group):
-        line = sorted((one.tokens, 100 / one.raw["times_floor"]) for one in found
-                      if one.group == group and one.way == way and one.combine in (None, "slots"))
-        way_line(axes, way, [tokens for tokens, _ in line], [share for _, share in line])
-    axes.set_ylim(0, 100)
-    axes.set_ylabel("share of the floor, %")
-    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    token_axis(axes, sizes(found, group))
-    axes.set_title(f"{group.text}; floor: weights streamed, or operations, whichever takes longer", fontsize=9)
+    found = [one for one in layers(results) if one.raw.get("times_floor") and one.combine in (None, "slots")]
+    rows = [one for one in trips(results) if one.times_floor and one.wire == "bf16"]
+    if not found and not rows:
+        raise NoData("floors are of GPUs; the host engine has none" if results.is_host else results.why_not("mega", "exchange"))
+    # Of each what was measured with most GPUs: line, tokens, share.
+    lines = {"layers; floor: weights streamed, or operations": [
+                 (one.way, one.tokens, 100 / one.raw["times_floor"]) for one in found
+                 if one.group == groups(found)[0] and one.weights == found[0].weights],
+             "round trips; floor: launches, words and rows": [
+                 (one.way, one.tokens, 100 / one.times_floor) for one in rows if one.group == groups(rows)[0]]}
+    lines = {title: points for title, points in lines.items() if points}
+    drawing, panels = figure(len(lines), width=5.5 * len(lines), height=3.8)
+    for axes, (title, points), group in zip(panels, lines.items(), [groups(some)[0].text for some in (found, rows) if some]):
+        for way in dict.fromkeys(way for way, _, _ in points):
+            line = sorted((tokens, share) for other, tokens, share in points if other == way)
+            way_line(axes, way, [tokens for tokens, _ in line], [share for _, share in line])
+        token_axis(axes, [tokens for _, tokens, _ in points])
+        axes.set_ylim(0, 100)
+        axes.set_title(f"{group}: {title}", fontsize=8)
+        axes.legend(fontsize=7)
+    panels[0].set_ylabel("share of the floor, %")
     return drawing
 
 

@@ -18,7 +18,7 @@ figure { margin: 1em 0 2em; break-inside: avoid; } figcaption, .note { color: #4
 .pair { display: flex; gap: 1.5em; } .pair > * { flex: 1; min-width: 0; } img { max-width: 100%; }
 table { border-collapse: collapse; margin: .6em 0 1.6em; font-size: .88em; font-variant-numeric: tabular-nums; }
 th, td { border-bottom: 1px solid #ccc; padding: .2em .7em; text-align: left; vertical-align: top; }
-th { border-bottom: 2px solid #555; } code { font-size: .95em; overflow-wrap: anywhere; }
+th { border-bottom: 2px solid #555; } code { font-size: .95em; overflow-wrap: anywhere; } td code { white-space: nowrap; }
 .missing { border-left: 4px solid #999; padding: .3em .8em; color: #444; background: #f6f6f6; }
 .host { border: 2px solid #E69F00; padding: .5em 1em; } .regression { font-weight: bold; border-left: 4px solid #D55E00; }
 .better { border-left: 4px solid #0072B2; } summary { cursor: pointer; font-weight: bold; }

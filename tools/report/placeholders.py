@@ -51,6 +51,8 @@ def _times(results: Results, way: str, tokens: int, what: Callable[[Trip], float
         number = what(one) if one else None
         if number is not None:
             values.append(Value(unit(number), group.text))
+    if not values and any((one.way, one.tokens) == (way, tokens) for one in found):
+        raise NoData("the host engine does not tell how long a thread waits for counts")
     if not values:
         raise NoData(f"way {way} was not measured with {tokens:,} tokens a rank")
     return values

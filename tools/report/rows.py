@@ -112,7 +112,7 @@ def layers(results: Results, prefix: str | None = None) -> list[Layer]:
                 host = entry["benchmark"] == "layer"
                 combine = None
                 if row["way"] == "mega":
-                    combine = row.get("combine")
+                    combine = row.get("combine") or "slots"
                     if host and combine == "slots" and row.get("combine_wire", "bf16") != "bf16":
                         combine = row["combine_wire"]
                 found.append(Layer(group, row["way"], row.get("weights", entry["result"].get("weights", "")), row["tokens"],
