@@ -15,7 +15,7 @@ PAINTS = {
     "GEMM 2": ("#00324f", ""),
     "shared expert": (GREEN, "///"),
     "activation, epilogue": (ORANGE, ""),
-    "loads of weights and rows": (PINK, "..."),
+    "loads of weights and rows": (PINK, "|||"),
     "rows move": (SKY, "///"),
     "combine, sum": (RED, "\\\\\\"),
     "announce, count, regroup": (YELLOW, "xxx"),

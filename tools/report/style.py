@@ -27,7 +27,8 @@ WAYS = {
     "nccl": (GREY, (0, (1, 1)), "x"),
     "gather_nccl": (GREY, "-.", "+"),
 }
-HATCHES = ["", "///", "...", "\\\\\\", "xxx", "ooo", "---", "+++", "|||", "***"]
+# Of lines alone: dots make large files.
+HATCHES = ["", "///", "\\\\\\", "---", "xxx", "|||", "+++", "//", "\\\\", "xx"]
 FILLS = [BLUE, ORANGE, GREEN, SKY, PINK, RED, YELLOW, GREY, BLACK, "#ffffff"]
 
 plt.rcParams.update({
