@@ -63,6 +63,7 @@ void add_layer(CLI::App& command, MegaArguments& a) {
       ->delimiter(',')
       ->group(layer)
       ->capture_default_str();
+  command.add_flag("--full-ring", a.full_ring, "the fused layer with room for all rows that can arrive, too")->group(layer);
   command.add_option("--shared-weights", a.shared_weights, "another kind of its weights")->group(layer);
 }
 

@@ -25,6 +25,7 @@ struct MegaArguments {
   std::vector<std::string> shared;
   /// What becomes of the fused layer's results, one measurement each: slots, slots of fp8 or nvfp4, add.
   std::vector<std::string> combines{"slots"};
+  bool full_ring = false;      ///< the fused layer with room for all rows that can arrive, too
   std::string shared_weights;  ///< empty: as the model has them
   std::string routing = "uniform", trace;
   int trace_layer = 0, trace_step = 0, trace_expand = 1;

@@ -6,6 +6,7 @@
 #include "bench_machine.hpp"
 #include "bench_mega_run.hpp"
 #include "bench_run.hpp"
+#include "cuda_job.hpp"
 #include "group/cuda_driver.hpp"
 #include "heddle/error.hpp"
 #include "step.hpp"
@@ -119,6 +120,7 @@ std::map<std::string, Runner> gpu_runners() {
 SuiteMachine gpu_machine(const std::optional<int>& gpus) {
   int ranks = 0, used = gpus.value_or(0);
   if (gpus && *gpus < 1) throw InputError(fmt::format("--gpus {}: at least 1 is needed", *gpus));
+  gpus_present();  // while CUDA is untouched here: jobs ask again
   const std::vector<int> devices = devices_for("all", ranks, used);
   const Lanes lanes(devices, std::chrono::seconds(30));
   nlohmann::ordered_json machine{{"engine", "cuda"}};

@@ -25,15 +25,15 @@ void add(std::vector<Measurement>& list, const std::vector<Measurement>& more) {
 /// On one GPU: what 8 (and 4) ranks would exchange, as virtual ranks of it, without links.
 std::vector<Measurement> virtual_list() {
   const std::string ranks8 = "--ranks 8 --gpus 1 --experts 384 --hidden 5120 --wire bf16 --replays 20 ";
-  const std::string ways = "gather,normal,low_latency,elastic,one_sided";
+  const std::string ways = "gather,low_latency,elastic,one_sided,normal";
   return {{"exchange-8v", "exchange", ranks8 + "--tokens 8,64,128,512 --way " + ways,
            "ways: Figure 11, {{*_64_8}}, {{fig11_discussion_8}}, {{s8_summary}}", 8},
-          {"prefill-8v", "exchange", ranks8 + "--tokens 1024,4096 --way gather,normal,elastic,elastic_sync,one_sided",
+          {"prefill-8v", "exchange", ranks8 + "--tokens 1024,4096 --way gather,elastic,one_sided,elastic_sync,normal",
            "ways: Figure 11, {{*_4096_8}}", 10},
           {"exchange-4v", "exchange",
            "--ranks 4 --gpus 1 --experts 384 --hidden 5120 --wire bf16 --replays 20 --tokens 64 --way " + ways,
            "ways: {{best_total_64_4}}, {{best_step_share}}", 4},
-          {"layouts-8v", "exchange", ranks8 + "--layout-cost --tokens 64,512 --way normal,low_latency,elastic,one_sided",
+          {"layouts-8v", "exchange", ranks8 + "--layout-cost --tokens 64,512 --way low_latency,elastic,one_sided,normal",
            "ways: section 8.3, {{layout_discussion}}, {{v2masked_total_64_8}}", 6}};
 }
 
@@ -42,13 +42,22 @@ std::vector<Measurement> exchange_list(int ranks) {
   const std::string layer = fmt::format("--ranks {0} --gpus {0} --experts 384 --hidden 5120 --wire bf16 --replays 20 ", ranks);
   return {
       {fmt::format("exchange-{}", ranks), "exchange",
-       layer + "--tokens 1,8,16,32,64,128,256,512 --way gather,normal,low_latency,elastic,one_sided,nccl",
+       layer + "--tokens 1,8,16,32,64,128,256,512 --way gather,low_latency,elastic,one_sided,normal",
        "ways: Figure 11, {{*_64_8}}, {{best_total_64_4}}", 12},
       {fmt::format("prefill-{}", ranks), "exchange",
-       layer + "--tokens 1024,2048,4096,8192 --way gather,normal,elastic,elastic_sync,one_sided,nccl",
-       "ways: Figure 11, {{*_4096_8}}", 12},
-      {fmt::format("layouts-{}", ranks), "exchange", layer + "--layout-cost --tokens 64,512,4096 --way normal,elastic,one_sided",
+       layer + "--tokens 1024,2048,4096,8192 --way gather,elastic,one_sided,elastic_sync,normal", "ways: Figure 11, {{*_4096_8}}",
+       12},
+      {fmt::format("layouts-{}", ranks), "exchange", layer + "--layout-cost --tokens 64,512,4096 --way elastic,one_sided,normal",
        "ways: section 8.3, {{layout_discussion}}, {{v2masked_total_64_8}}", 8}};
+}
+
+/// After everything with way normal: it frees memory, which waits for all GPUs once NCCL has opened them to each other.
+Measurement nccl(int ranks) {
+  return {fmt::format("nccl-{}", ranks), "exchange",
+          fmt::format("--ranks {0} --gpus {0} --experts 384 --hidden 5120 --wire bf16 --replays 20 --way nccl "
+                      "--tokens 1,8,16,32,64,128,256,512,1024,2048,4096,8192",
+                      ranks),
+          "ways: Figure 11, {{agrs_total_64_8}}", 10};
 }
 
 /// Layers of DeepSeek-V4-Flash with an eighth of its experts on every GPU, as 8 GPUs have it.
@@ -69,6 +78,8 @@ std::vector<Measurement> layer_list(int ranks) {
            layer + "--weights mxfp4 --shared-weights mxfp4 --shared inside,module,extra,none --tokens 8,64,512,4096 --way none "
                    "--replays 10",
            "fused: section 3.8, {{sec4_variants}}", 8},
+          {fmt::format("ring-{}", ranks), "mega",
+           layer + "--weights mxfp4 --tokens 64,512,4096 --way low_latency --full-ring --replays 10", "fused: {{ring_timing}}", 6},
           {fmt::format("fp8-{}", ranks), "mega",
            layer + "--weights fp8_block --tokens 8,64,512,4096 --way low_latency,elastic --replays 10",
            "fused: {{sec4_variants}}, roofline", 10}};
@@ -119,6 +130,9 @@ std::vector<Measurement> gpu_list(const SuiteArguments& a, int gpus) {
   add(list, {{"trace-1", "trace",
               "--preset deepseek-v4-flash --engine cuda --ranks 1 --gpus 1 --experts 32 --tokens 512 --way mega,low_latency",
               "fused: Figures 2, 9, 14", 15}});
+  for (const int ranks : sizes) {
+    if (ranks > 1) list.push_back(nccl(ranks));
+  }
   return list;
 }
 

@@ -113,12 +113,11 @@ def buffer_check(results: Results) -> Table:
 def ring_times(results: Results) -> Table:
     rings = layers(results, "ring")
     if not rings:
-        raise NoData("no full ring was measured: heddle bench mega runs the live one" if not results.is_host
-                     else results.why_not("layer"))
+        raise NoData(results.why_not("layer" if results.is_host else "mega"))
     plain = layers(results)
     rows = [["ranks", "tokens a rank", "ring", "us"]]
-    for one in rings:
-        live = fused(plain, one.group, one.tokens)
+    for one in (one for one in rings if one.way == "mega"):
+        live = None if any(other.raw.get("ring") == "live" for other in rings) else fused(plain, one.group, one.tokens)
         rows.append([one.group.text, f"{one.tokens:,}", one.raw.get("ring", "full"), f"{one.us:,.1f}"])
         if live:
             rows.append([one.group.text, f"{one.tokens:,}", "live", f"{live.us:,.1f}"])
