@@ -1,4 +1,4 @@
-// What there is to measure: names, how, what it serves, and about how long it takes (on one H200; the host engine's on two cores).
+// What there is to measure: names, how, what it serves, and an estimate of how long it takes, which a budget is held against.
 #include <fmt/format.h>
 
 #include "suite.hpp"

@@ -15,6 +15,7 @@ except ImportError:
     sys.exit(2)
 
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
 import catalogue
 import compare
@@ -26,7 +27,7 @@ import style  # noqa: F401  (sets how figures look)
 from results import NoData, ReportError, Results
 
 
-def svg_of(figure) -> str:
+def svg_of(figure: Figure) -> str:
     """Without what changes from run to run, and without references to anything outside."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": None})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from matplotlib.figure import Figure
 
 from results import NoData, Results
@@ -10,7 +12,7 @@ from style import BLACK, BLUE, GREEN, ORANGE, figure
 GRIDS = {"padded": (ORANGE, "--", "s"), "persistent": (BLUE, "-", "o"), "fixed": (GREEN, ":", "D")}
 
 
-def grid_result(results: Results) -> dict:
+def grid_result(results: Results) -> dict[str, Any]:
     found = results.named("activation") or results.named("grids")
     if found is None:
         raise NoData(results.why_not("activation", "grids"))

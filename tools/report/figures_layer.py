@@ -14,7 +14,7 @@ def _measured(results: Results) -> tuple[list[Layer], Group]:
     found = layers(results)
     if not found:
         raise NoData(results.why_not("mega", "layer"))
-    return [one for one in found if one.weights == found[0].weights], groups(found)[0]
+    return found, groups(found)[0]
 
 
 def _near(there: list[int], wanted: tuple[int, ...]) -> list[int]:
@@ -57,7 +57,7 @@ def fused_against_chain(results: Results) -> Figure:
     times.set_yscale("log")
     times.set_ylabel("a layer, us")
     times.legend(fontsize=8)
-    for combine, label, line, marker in (("slots", "results in slots", "-", "P"), ("fp8", "slots of fp8", "--", "s"),
+    for combine, label, dashes, marker in (("slots", "results in slots", "-", "P"), ("fp8", "slots of fp8", "--", "s"),
                                          ("add", "added where they arrive", ":", "D")):
         points = []
         for tokens in sizes(found, group):
@@ -65,7 +65,8 @@ def fused_against_chain(results: Results) -> Figure:
             if one and chain:
                 points.append((tokens, chain.us / one.us))
         if points:
-            ratio.plot(*zip(*points), linestyle=line, marker=marker, color={"-": BLUE, "--": ORANGE, ":": GREEN}[line], label=label)
+            ratio.plot(*zip(*points), linestyle=dashes, marker=marker, color={"-": BLUE, "--": ORANGE, ":": GREEN}[dashes],
+                       label=label)
     ratio.axhline(1.0, color=BLACK, linewidth=0.8)
     ratio.set_ylabel("best chain over fused (above 1: fused is faster)")
     if len(ratio.lines) > 1:
@@ -84,9 +85,9 @@ def floor_shares(results: Results) -> Figure:
     # Of each what was measured with most GPUs: line, tokens, share.
     lines = {"layers; floor: weights streamed, or operations": [
                  (one.way, one.tokens, 100 / one.raw["times_floor"]) for one in found
-                 if one.group == groups(found)[0] and one.weights == found[0].weights],
+                 if one.group == groups(found)[0]],
              "round trips; floor: launches, words and rows": [
-                 (one.way, one.tokens, 100 / one.times_floor) for one in rows if one.group == groups(rows)[0]]}
+                 (one.way, one.tokens, 100 / (one.times_floor or 1.0)) for one in rows if one.group == groups(rows)[0]]}
     lines = {title: points for title, points in lines.items() if points}
     drawing, panels = figure(len(lines), width=5.5 * len(lines), height=3.8)
     for axes, (title, points), group in zip(panels, lines.items(), [groups(some)[0].text for some in (found, rows) if some]):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -23,20 +26,21 @@ PAINTS = {
 MOST_ROWS = 14
 
 
-def trace_result(results: Results) -> dict:
+def trace_result(results: Results) -> dict[str, Any]:
     found = results.of("trace")
     if not found:
         raise NoData(results.why_not("trace"))
-    return found[0]["result"]
+    result: dict[str, Any] = found[0]["result"]
+    return result
 
 
-def _shown(way: dict) -> list[dict]:
+def _shown(way: dict[str, Any]) -> list[dict[str, Any]]:
     """The workers of rank 0, then those of others, as many as there is room for."""
     rows = sorted(way.get("rows", []), key=lambda row: not row["label"].startswith("rank 0 "))
     return rows[:MOST_ROWS]
 
 
-def _strip(axes, values: list[float], scale: float, at: float, colour: str, hatch: str) -> None:
+def _strip(axes: Axes, values: list[float], scale: float, at: float, colour: str, hatch: str) -> None:
     x = [place * scale for place in range(len(values))]
     axes.fill_between(x, [at - 0.4] * len(x), [at - 0.4 + 0.8 * min(1.0, value) for value in values], step="post", color=colour,
                       hatch=hatch, linewidth=0, alpha=0.9)
@@ -69,7 +73,7 @@ def timelines(results: Results) -> Figure:
     return drawing
 
 
-def waits(results: Results) -> list[dict]:
+def waits(results: Results) -> list[dict[str, Any]]:
     """Of every way and role the waits: title, role, what for, during, count, us, share of the role's time."""
     found = []
     for way in trace_result(results)["ways"]:

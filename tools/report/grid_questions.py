@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from figures_grid import grid_result
 from results import NoData, Results
 
 
-def _time(result: dict, rows: int, grid: str) -> str:
+def _time(result: dict[str, Any], rows: int, grid: str) -> str:
     found = [row for row in result["rows"] if row["rows"] == rows and row["grid"] == grid]
     return "; ".join(f"{row['median_us']:,.2f} us ({row['l2']})" for row in found) or "not measured with these rows"
 
@@ -19,7 +21,9 @@ def grid_table(results: Results) -> list[list[str]]:
         return rows + [["all of it", f"not measured here: {missing}"]]
     on_gpu = result.get("benchmark") == "activation"
     sms = result.get("machine", {}).get("sms")
-    slots = f"{result['slots']} resident CTAs of the kernel, {result['slots'] / sms:g} an SM" if on_gpu and sms else "the host engine has none"
+    slots = "the host engine has none"
+    if on_gpu and sms:
+        slots = f"{result['slots']} resident CTAs of the kernel, {result['slots'] / sms:g} an SM"
     empty = f"{result['empty_cta_ns']:.2f} ns of the GPU" if on_gpu else "see the two grids: an empty block is a prefix sum"
     rows += [["CTA slots: 8 CTAs an SM are assumed", slots],
              ["the time of one empty CTA is not measured", empty],

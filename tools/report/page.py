@@ -57,7 +57,8 @@ def _figure(drawn: Drawn, labels: list[str]) -> str:
     for svg, reason, label in zip(drawn.svgs, drawn.reasons, labels):
         shown = _image(svg, entry.title) if svg else f'<p class="missing">Not measured here: {escape(reason)}</p>'
         cells.append(f"<div>{f'<b>{escape(label)}</b><br>' if len(labels) > 1 else ''}{shown}</div>")
-    files = ", ".join(f"figures/{entry.name}{'' if place == 0 else f'-{place + 1}'}.svg" for place, svg in enumerate(drawn.svgs) if svg)
+    names = [entry.name + ("" if place == 0 else f"-{place + 1}") for place in range(len(drawn.svgs))]
+    files = ", ".join(f"figures/{name}.svg" for name, svg in zip(names, drawn.svgs) if svg)
     caption = f"{entry.caption} <span class=\"note\">({escape(entry.of)}{'; ' + files if files else ''})</span>"
     return (f'<h3 id="{entry.name}">{escape(entry.title)}</h3>\n<figure><div class="pair">{"".join(cells)}</div>'
             f"<figcaption>{caption}</figcaption></figure>\n")
@@ -67,7 +68,8 @@ def _run(results: Results, label: str) -> str:
     json = results.json
     note = f'<p class="host">{HOST_NOTE}</p>' if results.is_host else ""
     return (f"<p><b>{escape(label)}</b>: {escape(results.machine)}; commit {escape(json.get('commit') or 'not given')}; "
-            f"{escape(json.get('date', ''))}; heddle {escape(json.get('heddle', ''))}<br><code>{escape(json.get('command', ''))}</code></p>{note}")
+            f"{escape(json.get('date', ''))}; heddle {escape(json.get('heddle', ''))}<br>"
+            f"<code>{escape(json.get('command', ''))}</code></p>{note}")
 
 
 def _numbers(runs: list[list[Placeholder]], labels: list[str]) -> str:
@@ -75,9 +77,11 @@ def _numbers(runs: list[list[Placeholder]], labels: list[str]) -> str:
     for same in zip(*runs):
         cells = []
         for one in same:
-            values = "<br>".join(f"<b>{escape(value.text)}</b> <span class=\"note\">{escape(value.where)}</span>" for value in one.values)
+            values = "<br>".join(f"<b>{escape(value.text)}</b> <span class=\"note\">{escape(value.where)}</span>"
+                                 for value in one.values)
             cells.append(values or f'<span class="note">not measured here: {escape(one.why_not)}</span>')
-        rows.append([f"<code>{{{{{same[0].name}}}}}</code>", f"{escape(same[0].what)} <span class=\"note\">({same[0].article})</span>"] + cells)
+        what = f"{escape(same[0].what)} <span class=\"note\">({same[0].article})</span>"
+        rows.append([f"<code>{{{{{same[0].name}}}}}</code>", what] + cells)
     return table(rows, raw=True)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from figures_trace import waits
 from results import NoData, Results
-from rows import Group, Trip, best_chain, fused, groups, layers, sizes, trip, trips
+from rows import Group, Layer, Trip, best_chain, fused, groups, layers, sizes, trip, trips
 
 GIB = 1024.0**3
 LAYERS = {"ways": 40, "fused": 43}
@@ -112,7 +112,7 @@ def _near(there: list[int], wanted: int) -> int:
     return min(there, key=lambda size: abs(size - wanted))
 
 
-def _pairs(results: Results, wanted: int = 512):
+def _pairs(results: Results, wanted: int = 512) -> list[tuple[Group, int, Layer, Layer]]:
     """Group, tokens, best chain, fused layer."""
     found = layers(results)
     pairs = []

@@ -199,7 +199,7 @@ PROSE: list[tuple[str, str, str, Callable[[Results], Table]]] = [
 def tables(results: Results) -> list[Placeholder]:
     """The placeholders that stand for sentences, each with its table. Two that cite the same have it once."""
     found: list[Placeholder] = []
-    seen: dict[Callable, str] = {}
+    seen: dict[Callable[[Results], Table], str] = {}
     for name, article, what, make in PROSE:
         placeholder = Placeholder(name, article, what)
         if make in seen:

@@ -118,6 +118,8 @@ def layers(results: Results, prefix: str | None = None) -> list[Layer]:
                 found.append(Layer(group, row["way"], row.get("weights", entry["result"].get("weights", "")), row["tokens"],
                                    row["median_us"], combine, row.get("shared_place"),
                                    {} if row["way"] == "mega" else _parts(row), row))
+    if prefix is None:  # one kind of weights, so that ways can be compared
+        found = [one for one in found if one.weights == found[0].weights]
     return found
 
 
