@@ -42,21 +42,27 @@ const LayerReport& HostRank::call(int layer, int tokens) {
   return one.report();
 }
 
-void on_host_ranks(const Inputs& inputs, const LayerOptions& options, int layers, const std::function<void(HostRank&)>& body) {
-  std::vector<std::string> failures(index(inputs.ranks));
-  auto groups = create_thread_group(inputs.ranks, {std::chrono::milliseconds(inputs.deadline_ms)});
-  run_in_threads(0, inputs.ranks, [&](int rank) {
+void on_thread_group(int ranks, int deadline_ms, const std::string& what, const std::function<void(Group&)>& body) {
+  std::vector<std::string> failures(index(ranks));
+  auto groups = create_thread_group(ranks, {std::chrono::milliseconds(deadline_ms)});
+  run_in_threads(0, ranks, [&](int rank) {
     try {
-      HostRank here(*groups[index(rank)], inputs, options, layers);
-      body(here);
-      here.close();
+      body(*groups[index(rank)]);
     } catch (const std::exception& error) {
       failures[index(rank)] = error.what();
     }
   });
   for (const std::string& failure : failures) {
-    if (!failure.empty()) throw Error(ErrorKind::fault, fmt::format("{}: {}", name(options.way), failure));
+    if (!failure.empty()) throw Error(ErrorKind::fault, fmt::format("{}: {}", what, failure));
   }
+}
+
+void on_host_ranks(const Inputs& inputs, const LayerOptions& options, int layers, const std::function<void(HostRank&)>& body) {
+  on_thread_group(inputs.ranks, inputs.deadline_ms, std::string(name(options.way)), [&](Group& group) {
+    HostRank rank(group, inputs, options, layers);
+    body(rank);
+    rank.close();
+  });
 }
 
 }  // namespace heddle::tool

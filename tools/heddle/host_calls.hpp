@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "heddle/group.hpp"
@@ -32,8 +33,9 @@ class HostRank {
   std::vector<bf16> out_;
 };
 
-/// Runs `body` on every rank, each in a thread of its own, and waits for all. Throws Error, with the way's name in front, if one
-/// failed.
+/// Runs `body` in a thread a rank of a new group, and waits for all. Throws Error, with `what` in front, if one failed.
+void on_thread_group(int ranks, int deadline_ms, const std::string& what, const std::function<void(Group&)>& body);
+/// Likewise, every rank with its layers.
 void on_host_ranks(const Inputs& inputs, const LayerOptions& options, int layers, const std::function<void(HostRank&)>& body);
 
 }  // namespace heddle::tool

@@ -49,6 +49,7 @@ Measured measure_copies(const std::string& arguments, const std::string& commit)
 Measured measure_buffers(const std::string& arguments, const std::string& commit);
 Measured measure_host_machine(const std::string& arguments, const std::string& commit);
 Measured measure_host_grids(const std::string& arguments, const std::string& commit);
+Measured measure_host_trips(const std::string& arguments, const std::string& commit);
 Measured measure_host_layer(const std::string& arguments, const std::string& commit);
 Measured measure_trace(const std::string& arguments, const std::string& commit);
 

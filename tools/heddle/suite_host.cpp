@@ -284,8 +284,13 @@ std::map<std::string, Runner> host_runners() {
     measured.wrong = status != 0;
     return measured;
   };
-  return {{"copies", measure_copies},    {"buffers", measure_buffers},  {"machine", measure_host_machine},
-          {"layer", measure_host_layer}, {"grids", measure_host_grids}, {"step", step},
+  return {{"copies", measure_copies},
+          {"buffers", measure_buffers},
+          {"machine", measure_host_machine},
+          {"layer", measure_host_layer},
+          {"trips", measure_host_trips},
+          {"grids", measure_host_grids},
+          {"step", step},
           {"trace", measure_trace}};
 }
 

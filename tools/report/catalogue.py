@@ -25,12 +25,12 @@ class Entry:
 
 CATALOGUE = [
     Entry("round-trips", "Dispatch and combine by rows", "ways, Figure 11",
-          "Medians. GPUs: replays of CUDA graphs, way normal eagerly with its host's wait. Host engine: the two steps of whole layers, "
-          "waits for ranks that still compute included, since threads share the cores.", figures_exchange.round_trips),
+          "Medians, without experts. GPUs: replays of CUDA graphs; normal and elastic_sync eagerly, with their host's wait. Host engine: "
+          "a rank that waits for another one may wait for a core.", figures_exchange.round_trips),
     Entry("copies", "Copies of a token by ranks", "ways, Figure 3",
           "Lines: the formulas for uniform routing. Points: recorded routing, the mean over its layers.", figures_exchange.copies),
     Entry("layouts", "What is left to do when rows have arrived", "ways, section 8.3",
-          "GPUs: the receiving half when everything is there, without an empty launch. Host engine: the layer's regroup step. "
+          "GPUs: the receiving half when everything is there, without an empty launch. Host engine: the part of dispatch that lays rows out. "
           "Linear up to 1 us, logarithmic above.", figures_exchange.layout_costs),
     Entry("way-buffers", "Workspace of the ways by cap", "ways, sections 4.3 and 6.3", "Computed; DeepSeek-V4.1-Flash.",
           figures_exchange.way_buffers),

@@ -14,7 +14,7 @@ GIB = 1024.0**3
 def round_trips(results: Results) -> Figure:
     found = trips(results)
     if not found:
-        raise NoData(results.why_not("exchange", "layer"))
+        raise NoData(results.why_not("exchange", "trips"))
     wire = found[0].wire  # one wire a figure; the table below has all
     found = [one for one in found if one.wire == wire]
     shown = groups(found)[:3]
@@ -72,9 +72,9 @@ def _layout_rows(results: Results) -> list[tuple[str, str, int, float]]:
                 if "layout_us" in row and row["wire"] == "bf16" and (row["way"], row["arrived"]) != ("normal", "routed")]
         if rows:
             return rows
-    for result in results.prefixed("layer"):
-        return [(row["way"], row["arrived"], row["tokens"], row["regroup_us"]) for row in result["rows"] if row["way"] != "mega"]
-    raise NoData(results.why_not("exchange", "layer"))
+    for result in results.prefixed("trips"):
+        return [(row["way"], row["arrived"], row["tokens"], row["regroup_us"]) for row in result["rows"]]
+    raise NoData(results.why_not("exchange", "trips"))
 
 
 def layout_costs(results: Results) -> Figure:

@@ -44,7 +44,7 @@ def _times(results: Results, way: str, tokens: int, what: Callable[[Trip], float
     """Of every group of ranks that was measured at this size."""
     found = trips(results)
     if not found:
-        raise NoData(results.why_not("exchange", "layer"))
+        raise NoData(results.why_not("exchange", "trips"))
     values = []
     for group in groups(found):
         one = trip(found, group, way, tokens)
@@ -91,7 +91,7 @@ def _best(results: Results, tokens: int) -> list[tuple[Group, Trip]]:
         if here:
             best.append((group, min(here, key=lambda one: one.total)))
     if not best:
-        raise NoData(results.why_not("exchange", "layer"))
+        raise NoData(results.why_not("exchange", "trips"))
     # The article asks for 4 ranks; others stand for them only where there are none.
     return [pair for pair in best if pair[0].ranks == 4] or best
 

@@ -26,7 +26,7 @@ def round_trips(results: Results) -> Table:
         for way, wire in dict.fromkeys((one.way, one.wire) for one in here):
             line = {one.tokens: one.total for one in here if (one.way, one.wire) == (way, wire)}
             rows.append([group.text, way, wire] + [f"{line[size]:,.1f}" if size in line else "" for size in tokens])
-    return _need(rows, results, "exchange", "layer")
+    return _need(rows, results, "exchange", "trips")
 
 
 def layouts(results: Results) -> Table:
@@ -34,10 +34,10 @@ def layouts(results: Results) -> Table:
     for result in results.prefixed("layouts"):
         rows += [[f"{result['ranks']} on {result['machine'].get('gpus')} GPUs", row["way"], row["arrived"], f"{row['tokens']:,}",
                   f"{row['layout_us']:,.2f}"] for row in result["layouts"] if "layout_us" in row]
-    for result in results.prefixed("layer"):
+    for result in results.prefixed("trips"):
         rows += [[f"{result['ranks']} threads", row["way"], row["arrived"], f"{row['tokens']:,}", f"{row['regroup_us']:,.2f}"]
-                 for row in result["rows"] if row["way"] != "mega"]
-    return _need(rows, results, "exchange", "layer")
+                 for row in result["rows"]]
+    return _need(rows, results, "exchange", "trips")
 
 
 def three_questions(results: Results) -> Table:

@@ -63,22 +63,14 @@ def group_of(result: dict[str, Any]) -> Group:
 
 
 def trips(results: Results) -> list[Trip]:
-    """Round trips of bf16 rows (host engine: of whole layers, whose ranks share cores)."""
+    """Round trips of rows, without experts."""
     found = []
-    for entry in results.of("exchange"):
+    for entry in results.of("exchange") + results.of("trips"):
         group = group_of(entry["result"])
         for row in entry["result"]["rows"]:
             if "median_us" in row:
                 found.append(Trip(group, row["way"], row["wire"], row["tokens"], row["median_us"], row["dispatch_us"],
                                   row["combine_us"], row.get("host_blocked_us"), row.get("times_floor")))
-    for entry in results.of("layer"):
-        if not entry["name"].startswith("layer-"):
-            continue
-        group = group_of(entry["result"])
-        for row in entry["result"]["rows"]:
-            if row["way"] != "mega":
-                found.append(Trip(group, row["way"], "as the runner takes", row["tokens"], row["dispatch_us"] + row["combine_us"],
-                                  row["dispatch_us"], row["combine_us"]))
     return found
 
 
