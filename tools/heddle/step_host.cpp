@@ -84,7 +84,8 @@ Json step_on_host(const StepArguments& a, const SaveJson& save) {
   LayerArguments layer = a.layer;
   layer.tokens = *layer.ranks * *std::max_element(a.sizes.begin(), a.sizes.end());
   if (layer.trace.empty() && layer.routing.empty()) layer.routing = "uniform";
-  const Inputs inputs = load_inputs(layer);
+  Inputs inputs = load_inputs(layer);
+  inputs.source.shared.reset();  // as on GPUs
   print_line(fmt::format("{} ranks (threads), {} layers of {} x {}, {} experts; us a step, median of {}; threads sleep in the gaps",
                          inputs.ranks, layers_of(a), inputs.source.shape.hidden, inputs.source.shape.intermediate,
                          inputs.source.shape.experts, a.replays));

@@ -145,7 +145,8 @@ Measured measure_host_layer(const std::string& typed, const std::string& commit)
   read_flags(typed, a, add_layer_flags);
   a.layer.tokens = a.layer.ranks.value() * *std::max_element(a.sizes.begin(), a.sizes.end());
   if (a.layer.routing.empty()) a.layer.routing = "uniform";
-  const Inputs inputs = load_inputs(a.layer);
+  Inputs inputs = load_inputs(a.layer);
+  inputs.source.shared.reset();  // as the articles leave it out
   const LayerShape& shape = inputs.source.shape;
   Json rows = Json::array();
   for (const int tokens : a.sizes) {

@@ -22,7 +22,7 @@ th { border-bottom: 2px solid #555; } code { font-size: .95em; overflow-wrap: an
 .missing { border-left: 4px solid #999; padding: .3em .8em; color: #444; background: #f6f6f6; }
 .host { border: 2px solid #E69F00; padding: .5em 1em; } .regression { font-weight: bold; border-left: 4px solid #D55E00; }
 .better { border-left: 4px solid #0072B2; } summary { cursor: pointer; font-weight: bold; }
-@media print { body { max-width: none; margin: 0; } details > * { display: block; } }
+@media print { body { max-width: none; margin: 0; } details::details-content { content-visibility: visible; display: block; } }
 """
 
 HOST_NOTE = ("These are times of the <b>host engine</b>: ranks are threads that share this machine's cores, and the layer's matrices "

@@ -55,7 +55,7 @@ def token_axis(axes: Axes, sizes: list[int]) -> None:
     ticks = sorted(set(sizes))
     if len(ticks) > 9:
         ticks = [tick for tick in ticks if tick in (1, 8, 64, 128, 512, 2048, 4096, 8192)]
-    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], rotation=45 if len(ticks) > 6 else 0)
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], rotation=45 if len(ticks) > 4 else 0)
     axes.minorticks_off()
     axes.set_xlabel("tokens a rank")
 
