@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <memory>
 #include <new>
 
@@ -111,7 +112,7 @@ class Suite {
     } catch (const std::bad_alloc&) {
       file_.skip(what, "not enough memory");
       ++impossible_;
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       print_line(fmt::format("failed: {}", error.what()));
       file_.skip(what, error.what());
       failed_.push_back(what.name);

@@ -19,7 +19,7 @@ namespace {
 
 Json read(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  const Json json = Json::parse(file, nullptr, false);
+  Json json = Json::parse(file, nullptr, false);
   if (!json.is_object() || json.value("benchmark", "") != "all" || !json.contains("measurements"))
     throw InputError(fmt::format("--out {}: there is a file that heddle bench all did not write; give another name", path));
   return json;
