@@ -40,8 +40,9 @@ struct ModelPreset {
   std::vector<WeightKind> weights = {};           ///< of the routed experts; the first is the usual one
   std::optional<WeightKind> shared_weights = {};  ///< where they differ from the routed ones
   std::optional<RouterPreset> router = {};
-  bool plan_only = false;      ///< its activation is its own: it can be planned, not run
-  std::string_view note = {};  ///< what a reader should know, or empty
+  std::optional<int> layers = {};  ///< that hold experts
+  bool plan_only = false;          ///< its activation is its own: it can be planned, not run
+  std::string_view note = {};      ///< what a reader should know, or empty
 };
 
 std::span<const ModelPreset> model_presets();

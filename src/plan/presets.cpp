@@ -21,6 +21,7 @@ std::vector<ModelPreset> deepseek() {
        .weights = {mxfp4},
        .shared_weights = fp8_block,
        .router = RouterPreset{Score::sqrtsoftplus, true, 1, 1, true, 1.5f},
+       .layers = 43,
        .note = "43 layers; the first 3 route by a hash table"},
       {.name = "deepseek-v4-pro",
        .shape = {7168, 3072, 384, 6, 10.0f},
@@ -31,6 +32,7 @@ std::vector<ModelPreset> deepseek() {
        .shared_experts = 1,
        .weights = {mxfp4},
        .router = RouterPreset{Score::sqrtsoftplus, true, 1, 1, true, 1.5f},
+       .layers = 40,
        .note = "40 layers"},
   };
 }

@@ -76,11 +76,15 @@ void bench_activation(const ActivationArguments& a) {
 
 }  // namespace
 
+void add_activation_flags(CLI::App& command, ActivationArguments& a) {
+  add_what(command, a);
+  add_how(command, a);
+}
+
 void add_bench_activation(CLI::App& bench) {
   auto a = std::make_shared<ActivationArguments>();
   auto* command = bench.add_subcommand("activation", "SwiGLU, clamp, weight and quantisation between the GEMMs, by grid");
-  add_what(*command, *a);
-  add_how(*command, *a);
+  add_activation_flags(*command, *a);
   command->callback([a] { bench_activation(*a); });
 }
 

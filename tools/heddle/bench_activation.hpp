@@ -29,6 +29,7 @@ struct ActivationArguments {
   std::uint64_t seed = 1;
 };
 
+void add_activation_flags(CLI::App& command, ActivationArguments& a);
 /// Everything that can be said before a GPU is asked. Throws InputError.
 void check_arguments(const ActivationArguments& a);
 

@@ -1,6 +1,7 @@
 // What was typed behind `heddle bench exchange`.
 #pragma once
 
+#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -28,5 +29,9 @@ struct BenchArguments {
   std::uint64_t seed = 1;
   int deadline_ms = 10000;
 };
+
+void add_exchange_flags(CLI::App& command, BenchArguments& arguments);
+/// Everything that can be said before a GPU is asked. Throws InputError.
+void check_arguments(const BenchArguments& arguments);
 
 }  // namespace heddle::tool

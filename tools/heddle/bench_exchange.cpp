@@ -18,7 +18,8 @@ void add_what(CLI::App& command, BenchArguments& a) {
   const char* what = "What";
   command
       .add_option("--way", a.ways,
-                  "gather, normal, low_latency, elastic, one_sided, nccl (by itself), gather_nccl (gather by NCCL)")
+                  "gather, normal, low_latency, elastic, one_sided, elastic_sync (its host waits for counts), nccl (by itself), "
+                  "gather_nccl (gather by NCCL)")
       ->delimiter(',')
       ->group(what);
   command.add_option("--wire", a.wires, "wires of the dispatch: bf16, fp8, nvfp4")->delimiter(',')->group(what);
@@ -95,37 +96,6 @@ void add_studies(CLI::App& command, BenchArguments& a) {
       ->needs(overlap);
 }
 
-/// Everything that can be said before a GPU is asked.
-void check_arguments(const BenchArguments& a) {
-  const auto positive = [](const char* option, const std::vector<int>& values) {
-    if (values.empty()) throw InputError(fmt::format("{}: give at least one number", option));
-    for (const int value : values) {
-      if (value < 1) throw InputError(fmt::format("{} {}: at least 1 is needed", option, value));
-    }
-  };
-  positive("--tokens", a.tokens);
-  positive("--hidden", a.hidden);
-  for (const int bytes : a.bulk) {
-    if (bytes < 0) throw InputError(fmt::format("--bulk {}: 0 for no bulk copies, or the least bytes of a row", bytes));
-  }
-  for (const int tokens : a.tagged) {
-    if (tokens < 0) throw InputError(fmt::format("--tagged {}: 0 for no tagged rows, or the most tokens that travel so", tokens));
-  }
-  for (const std::string& word : a.counters) value_of(off_on, "--counters", word);
-  if (a.counters.empty()) throw InputError("--counters: give off, on or both");
-  if (!a.sweep.empty()) positive("--sms-sweep", a.sweep);
-  if (!a.overlap.empty()) positive("--overlap", a.overlap);
-  positive("--overlap-sms", a.overlap_sms);
-  for (const std::string& way : a.ways) {
-    if (way != "nccl" && way != "gather_nccl" && own_ways.count(way) == 0)
-      throw InputError(fmt::format("--way does not know '{}'; it takes {}, nccl, gather_nccl", way, keys(own_ways)));
-  }
-  for (const std::string& wire : a.wires) value_of(wires, "--wire", wire);
-  for (const std::string& wire : a.combine_wires) value_of(wires, "--combine-wire", wire);
-  if (a.ranks < 0 || a.gpus < 0 || a.sms < 0 || a.experts < 1 || a.topk < 1)
-    throw InputError("--ranks, --gpus and --sms cannot be negative, --experts and --topk are at least 1");
-}
-
 void bench_exchange(const BenchArguments& arguments) {
   BenchArguments a = arguments;
   check_arguments(a);
@@ -148,18 +118,47 @@ void bench_exchange(const BenchArguments& arguments) {
 
 }  // namespace
 
-void add_bench(CLI::App& app, int& status) {
-  auto* command = app.add_subcommand("bench", "measure on the GPUs of this machine");
-  command->require_subcommand(1);
+void check_arguments(const BenchArguments& a) {
+  const auto positive = [](const char* option, const std::vector<int>& values) {
+    if (values.empty()) throw InputError(fmt::format("{}: give at least one number", option));
+    for (const int value : values) {
+      if (value < 1) throw InputError(fmt::format("{} {}: at least 1 is needed", option, value));
+    }
+  };
+  positive("--tokens", a.tokens);
+  positive("--hidden", a.hidden);
+  for (const int bytes : a.bulk) {
+    if (bytes < 0) throw InputError(fmt::format("--bulk {}: 0 for no bulk copies, or the least bytes of a row", bytes));
+  }
+  for (const int tokens : a.tagged) {
+    if (tokens < 0) throw InputError(fmt::format("--tagged {}: 0 for no tagged rows, or the most tokens that travel so", tokens));
+  }
+  for (const std::string& word : a.counters) value_of(off_on, "--counters", word);
+  if (a.counters.empty()) throw InputError("--counters: give off, on or both");
+  if (!a.sweep.empty()) positive("--sms-sweep", a.sweep);
+  if (!a.overlap.empty()) positive("--overlap", a.overlap);
+  positive("--overlap-sms", a.overlap_sms);
+  for (const std::string& way : a.ways) {
+    if (way != "nccl" && way != "gather_nccl" && way != "elastic_sync" && own_ways.count(way) == 0)
+      throw InputError(fmt::format("--way does not know '{}'; it takes {}, elastic_sync, nccl, gather_nccl", way, keys(own_ways)));
+  }
+  for (const std::string& wire : a.wires) value_of(wires, "--wire", wire);
+  for (const std::string& wire : a.combine_wires) value_of(wires, "--combine-wire", wire);
+  if (a.ranks < 0 || a.gpus < 0 || a.sms < 0 || a.experts < 1 || a.topk < 1)
+    throw InputError("--ranks, --gpus and --sms cannot be negative, --experts and --topk are at least 1");
+}
+
+void add_exchange_flags(CLI::App& command, BenchArguments& a) {
+  add_what(command, a);
+  add_how(command, a);
+  add_studies(command, a);
+}
+
+void add_bench_exchange(CLI::App& bench) {
   auto a = std::make_shared<BenchArguments>();
-  auto* exchange = command->add_subcommand("exchange", "dispatch + combine of the ways and of NCCL, as CUDA graph replays");
-  add_what(*exchange, *a);
-  add_how(*exchange, *a);
-  add_studies(*exchange, *a);
+  auto* exchange = bench.add_subcommand("exchange", "dispatch + combine of the ways and of NCCL, as CUDA graph replays");
+  add_exchange_flags(*exchange, *a);
   exchange->callback([a] { bench_exchange(*a); });
-  add_bench_activation(*command);
-  add_bench_experts(*command, status);
-  add_bench_mega(*command, status);
 }
 
 }  // namespace heddle::tool

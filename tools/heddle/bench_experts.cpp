@@ -157,11 +157,15 @@ int average_rows(const RowCounts& counts) {
   return (counts.total() + experts - 1) / experts;
 }
 
+void add_experts_flags(CLI::App& command, ExpertsArguments& a) {
+  add_what(command, a);
+  add_how(command, a);
+}
+
 void add_bench_experts(CLI::App& bench, int& status) {
   auto a = std::make_shared<ExpertsArguments>();
   auto* command = bench.add_subcommand("experts", "the grouped products of the experts, beside cuBLASLt and CUTLASS, on one GPU");
-  add_what(*command, *a);
-  add_how(*command, *a);
+  add_experts_flags(*command, *a);
   command->callback([a, &status] { bench_experts(*a, status); });
 }
 

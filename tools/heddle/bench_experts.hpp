@@ -1,6 +1,7 @@
 // What was typed behind `heddle bench experts`, and what it means.
 #pragma once
 
+#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -28,6 +29,8 @@ struct ExpertsArguments {
   std::uint64_t seed = 1;
   int deadline_ms = 10000;
 };
+
+void add_experts_flags(CLI::App& command, ExpertsArguments& a);
 
 /// Sizes of a layer.
 struct ExpertsShape {

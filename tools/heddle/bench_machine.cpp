@@ -6,9 +6,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <numeric>
 
@@ -88,32 +85,6 @@ Json machine_of(const Lanes& lanes) {
   char bus_id[32] = {};
   if (cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, lanes.device(0)) == cudaSuccess) Management().describe(machine, bus_id);
   return machine;
-}
-
-std::string now_in_utc() {
-  const std::time_t now = std::time(nullptr);
-  char text[32] = {};
-  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", std::gmtime(&now));
-  return text;
-}
-
-std::string command_line() {
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  std::replace(text.begin(), text.end(), '\0', ' ');
-  return text;
-}
-
-Json summary(const std::vector<double>& samples) {
-  return {{"median_us", median(samples)},
-          {"least_us", *std::min_element(samples.begin(), samples.end())},
-          {"most_us", *std::max_element(samples.begin(), samples.end())},
-          {"samples_us", samples}};
-}
-
-void print_line(const std::string& line) {
-  fmt::print("{}\n", line);
-  std::fflush(stdout);
 }
 
 void end_of_patience(const std::string& under_way, const Lanes& lanes, const std::function<void(const std::string& failed)>& save) {

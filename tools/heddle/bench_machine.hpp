@@ -1,4 +1,4 @@
-// What every benchmark tells: where and when it ran, what its samples say, a line of a table at once.
+// What every benchmark on GPUs tells: which they are and how they are set; and how a run is saved, however it ends.
 #pragma once
 
 #include <functional>
@@ -9,6 +9,7 @@
 #include "bench_replay.hpp"
 #include "heddle/error.hpp"
 #include "json_file.hpp"
+#include "provenance.hpp"
 
 namespace heddle::tool {
 
@@ -18,29 +19,16 @@ std::vector<int> devices_for(const char* benchmark, int& ranks, int& gpus);
 
 /// Name, number of GPUs and SMs, versions, and clocks and limits as the driver's management library tells them, if it is there.
 nlohmann::ordered_json machine_of(const Lanes& lanes);
-std::string now_in_utc();
-/// This process's command line, as typed.
-std::string command_line();
-
-/// median_us, least_us, most_us and samples_us of samples in microseconds.
-nlohmann::ordered_json summary(const std::vector<double>& samples);
-void print_line(const std::string& line);
 
 /// Where the lanes did not come to an end: saves with what was under way as the failure, says so, and ends the process. Memory
 /// that a kernel still uses cannot be given back, so nothing less would end.
 [[noreturn]] void end_of_patience(const std::string& under_way, const Lanes& lanes,
                                   const std::function<void(const std::string& failed)>& save);
 
-/// All of a run that has json(), under_way() and all(save, give_up). Its JSON goes to `path` (nowhere if empty) as it grows, and
-/// says at last what it failed with. Errors name the configuration, too, except those of what was asked for.
+/// All of a run that has under_way() and all(save, give_up). `save` is called as it grows, and at last with what it failed with, or
+/// "". Errors name the configuration, too, except those of what was asked for.
 template <class Run>
-void run_and_save(Run& run, const Lanes& lanes, const std::string& path) {
-  const auto save = [&](const std::string& failed) {
-    if (path.empty()) return;
-    nlohmann::ordered_json object = run.json();
-    if (!failed.empty()) object["failed"] = failed;
-    write_json(path, object);
-  };
+void run_and_save(Run& run, const Lanes& lanes, const std::function<void(const std::string& failed)>& save) {
   const auto give_up = [&] { end_of_patience(run.under_way(), lanes, save); };
   try {
     run.all([&] { save(""); }, give_up);
@@ -53,6 +41,17 @@ void run_and_save(Run& run, const Lanes& lanes, const std::string& path) {
     throw Error(error.kind(), message);
   }
   save("");
+}
+
+/// Likewise, its json() going to `path` (nowhere if empty).
+template <class Run>
+void run_and_save(Run& run, const Lanes& lanes, const std::string& path) {
+  run_and_save(run, lanes, std::function<void(const std::string&)>([&](const std::string& failed) {
+                 if (path.empty()) return;
+                 nlohmann::ordered_json object = run.json();
+                 if (!failed.empty()) object["failed"] = failed;
+                 write_json(path, object);
+               }));
 }
 
 }  // namespace heddle::tool

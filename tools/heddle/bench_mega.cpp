@@ -63,6 +63,7 @@ void add_layer(CLI::App& command, MegaArguments& a) {
       ->delimiter(',')
       ->group(layer)
       ->capture_default_str();
+  command.add_flag("--full-ring", a.full_ring, "the fused layer with room for all rows that can arrive, too")->group(layer);
   command.add_option("--shared-weights", a.shared_weights, "another kind of its weights")->group(layer);
 }
 
@@ -183,12 +184,42 @@ BenchArguments routing_of(const MegaArguments& a, const LayerShape& shape) {
   return routing;
 }
 
+MegaArguments mega_arguments(const LayerArguments& layer, const std::string& command) {
+  if (layer.preset.empty())
+    throw InputError(fmt::format(
+        "{} --engine cuda draws weights: give --preset NAME, and --hidden, --intermediate, --experts or --topk", command));
+  const ModelPreset& preset = find_preset(layer.preset);
+  MegaArguments a;
+  a.presets = {layer.preset};
+  if (layer.weights.empty() && preset.weights.empty())
+    throw InputError(fmt::format("the weight format of {} is not confirmed; give --weights", preset.name));
+  a.weights = {layer.weights.empty() ? word_of(kinds, preset.weights.front()) : layer.weights};
+  a.hidden = layer.hidden;
+  a.intermediate = layer.intermediate;
+  a.experts = layer.experts;
+  a.topk = layer.topk;
+  a.seed = layer.seed;
+  a.ranks = layer.ranks.value_or(0);
+  a.gpus = layer.gpus.value_or(0);
+  a.deadline_ms = layer.deadline_ms;
+  if (!layer.routing.empty()) a.routing = layer.routing;
+  a.trace = layer.trace;
+  a.trace_layer = layer.trace_layer;
+  a.trace_step = layer.trace_step;
+  a.trace_expand = layer.trace_expand;
+  return a;
+}
+
+void add_mega_flags(CLI::App& command, MegaArguments& a) {
+  add_layer(command, a);
+  add_batch(command, a);
+  add_how(command, a);
+}
+
 void add_bench_mega(CLI::App& bench, int& status) {
   auto a = std::make_shared<MegaArguments>();
   auto* command = bench.add_subcommand("mega", "the fused layer beside the chains of exchange and experts, as CUDA graph replays");
-  add_layer(*command, *a);
-  add_batch(*command, *a);
-  add_how(*command, *a);
+  add_mega_flags(*command, *a);
   command->callback([a, &status] { bench_mega(*a, status); });
 }
 

@@ -9,6 +9,7 @@
 
 #include "bench_arguments.hpp"
 #include "heddle/shape.hpp"
+#include "inputs.hpp"
 
 namespace heddle::tool {
 
@@ -24,6 +25,7 @@ struct MegaArguments {
   std::vector<std::string> shared;
   /// What becomes of the fused layer's results, one measurement each: slots, slots of fp8 or nvfp4, add.
   std::vector<std::string> combines{"slots"};
+  bool full_ring = false;      ///< the fused layer with room for all rows that can arrive, too
   std::string shared_weights;  ///< empty: as the model has them
   std::string routing = "uniform", trace;
   int trace_layer = 0, trace_step = 0, trace_expand = 1;
@@ -48,11 +50,16 @@ struct MegaShape {
 /// The weights that the fused layer takes.
 extern const std::map<std::string, WeightKind> fused_kinds;
 
+void add_mega_flags(CLI::App& command, MegaArguments& a);
 /// Everything that can be said before a GPU is asked. Throws InputError.
 void check_arguments(const MegaArguments& a);
 /// The layer of one preset and one kind of weights. Throws InputError.
 MegaShape mega_shape(const MegaArguments& a, const std::string& preset, WeightKind kind, int ranks);
 /// What the routing is drawn or read by, as `heddle bench exchange` takes it.
 BenchArguments routing_of(const MegaArguments& a, const LayerShape& shape);
+
+/// The layer and batch that `command` was asked for by the flags of `heddle run`, with the preset's usual weights. Throws
+/// InputError without a preset: weights are drawn here.
+MegaArguments mega_arguments(const LayerArguments& layer, const std::string& command);
 
 }  // namespace heddle::tool

@@ -34,6 +34,7 @@ LayerOptions options_of(const LayerWay& way, int tokens) {
   options.combine = way.combine;
   options.cap = tokens;
   options.automatic.table = way.table;
+  options.ring = way.ring;
   return options;
 }
 

@@ -41,7 +41,7 @@ struct MegaLoad {
 };
 MegaLoad load_of(const MegaShape& layer, const Batch& batch);
 
-/// A way and, of the fused layer, where its shared expert runs and what becomes of results.
+/// A way and, of the fused layer, where its shared expert runs, what becomes of results and how many rows it has room for.
 struct LayerWay {
   Way way = Way::mega;
   SharedMode shared = SharedMode::alone;
@@ -49,6 +49,7 @@ struct LayerWay {
   Wire combine_wire = Wire::bf16;
   Combine combine = Combine::slots;
   std::shared_ptr<const TuningTable> table = nullptr;  ///< of way auto; null: the shipped one
+  RingSize ring = RingSize::live;
 };
 
 /// Heap that all the ways need together, in a step of `tokens` a rank. A way that refuses the layer is left out: it says so itself

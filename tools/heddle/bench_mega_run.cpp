@@ -49,6 +49,12 @@ LayerWay combined_way(const std::string& combine) {
   return way;
 }
 
+LayerWay full_ring_way() {
+  LayerWay way{Way::mega};
+  way.ring = RingSize::full;
+  return way;
+}
+
 }  // namespace
 
 double MegaRun::tensor_rate(WeightKind kind) const {
@@ -68,6 +74,7 @@ std::vector<LayerWay> MegaRun::ways() const {
   for (const std::string& combine : a_.combines) {
     if (combine != "slots") all.push_back(combined_way(combine));
   }
+  if (a_.full_ring) all.push_back(full_ring_way());
   return all;
 }
 
@@ -289,6 +296,7 @@ void MegaRun::way(Size& size, const Variant& variant) {
   if (variant.is_fused()) {
     const ExchangeMemory memory = memory_of(size.source, a_.ranks, {variant.way}, size.tokens);
     fresh["combine"] = variant.combine;
+    fresh["ring"] = word_of(ring_sizes, variant.way.ring);
     fresh["buffer_bytes"] = memory.dispatch + memory.combine + memory.mega_words + memory.mega_sums;
   }
   attempt(rows_, fresh, label_of(size, variant.name), [&] {
@@ -381,6 +389,7 @@ void MegaRun::size(const MegaShape& shape, const LayerSource& drawn, int tokens)
   for (const std::string& combine : a_.combines) {
     if (combine != "slots") combined(size, combine);
   }
+  if (a_.full_ring) way(size, {"mega full", "", full_ring_way()});
 }
 
 void MegaRun::layer(const MegaShape& shape) {

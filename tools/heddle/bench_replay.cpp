@@ -14,12 +14,6 @@ namespace heddle::tool {
 
 using cuda::check;
 
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 Lanes::Lanes(std::vector<int> devices, std::chrono::milliseconds deadline) : devices_(std::move(devices)), deadline_(deadline) {
   for (const int device : devices_) {
     const cuda::DeviceScope scope(device);
@@ -96,6 +90,22 @@ double Marks::between(std::size_t from, std::size_t to) const {
   return slowest;
 }
 
+namespace {
+
+int kernels_of(cudaGraph_t graph) {
+  std::size_t count = 0;
+  check(cudaGraphGetNodes(graph, nullptr, &count), "nodes of a graph");
+  std::vector<cudaGraphNode_t> nodes(count);
+  if (count > 0) check(cudaGraphGetNodes(graph, nodes.data(), &count), "nodes of a graph");
+  return static_cast<int>(std::count_if(nodes.begin(), nodes.end(), [](cudaGraphNode_t node) {
+    cudaGraphNodeType type = cudaGraphNodeTypeEmpty;
+    check(cudaGraphNodeGetType(node, &type), "nodes of a graph");
+    return type == cudaGraphNodeTypeKernel;
+  }));
+}
+
+}  // namespace
+
 Replay::Replay(Lanes& lanes, const std::function<void()>& work) : lanes_(lanes) {
   for (std::size_t gpu = 0; gpu < lanes.gpus(); ++gpu) {
     const cuda::DeviceScope scope(lanes.device(gpu));
@@ -117,6 +127,7 @@ Replay::Replay(Lanes& lanes, const std::function<void()>& work) : lanes_(lanes) 
       continue;
     }
     check(status, "end of the capture");
+    kernels_.push_back(kernels_of(graph));
     cudaGraphExec_t executable = nullptr;
     check(cudaGraphInstantiate(&executable, graph, 0), "graph");
     check(cudaGraphDestroy(graph), "graph");

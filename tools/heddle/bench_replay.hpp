@@ -9,10 +9,9 @@
 #include <functional>
 #include <vector>
 
-namespace heddle::tool {
+#include "provenance.hpp"
 
-/// The middle of some numbers; 0 of none.
-double median(std::vector<double> values);
+namespace heddle::tool {
 
 /// Two streams a GPU, and a gate that holds the first ones until the host opens it.
 class Lanes {
@@ -77,12 +76,15 @@ class Replay {
   /// Microseconds of each replay on the slowest GPU. `check` throws if something went wrong; `give_up` as in settle.
   std::vector<double> run(int replays, const std::function<void()>& check, const std::function<void()>& give_up = {},
                           const After& after = {});
+  /// Kernels in the graph of one GPU.
+  int kernels(std::size_t gpu) const { return kernels_[gpu]; }
 
  private:
   double once(bool gated, const std::function<void()>& give_up);
 
   Lanes& lanes_;
   std::vector<cudaGraphExec_t> graphs_;
+  std::vector<int> kernels_;
   std::vector<cudaEvent_t> begins_, ends_;
 };
 

@@ -128,8 +128,9 @@ void Run::measure_floor() {
 std::vector<Row> Run::rows(const std::vector<std::string>& ways) const {
   std::vector<Row> all;
   for (const std::string& way_name : ways) {
-    if (own_ways.count(way_name) == 0) continue;
-    const Way way = own_ways.at(way_name);
+    const bool cpu_sync = way_name == "elastic_sync";
+    if (own_ways.count(way_name) == 0 && !cpu_sync) continue;
+    const Way way = cpu_sync ? Way::elastic : own_ways.at(way_name);
     for (const std::string& wire : a_.wires) {
       for (const std::string& back : a_.combine_wires) {
         const bool any_bf16 = wire == "bf16" || back == "bf16";
@@ -143,7 +144,7 @@ std::vector<Row> Run::rows(const std::vector<std::string>& ways) const {
                 if (std::find(a_.counters.begin(), a_.counters.end(), word) == a_.counters.end()) continue;
                 all.push_back({way_name,
                                {way, value_of(wires, "--wire", wire), value_of(wires, "--combine-wire", back), default_layout(way),
-                                tokens, a_.experts, a_.sms, bulk, tagged, counters, nullptr}});
+                                tokens, a_.experts, a_.sms, bulk, tagged, counters, cpu_sync, nullptr}});
               }
             }
           }
@@ -161,7 +162,7 @@ void Run::round_trip(Batch& batch, const Row& row) {
   if (!counters) uncounted_us_.reset();
   attempt(rows_, entry, label, [&] {
     Setup setup(row.configuration, batch, lanes_);
-    const bool eager = row.configuration.way == Way::normal;
+    const bool eager = row.configuration.is_eager();
     const Times times = eager ? time_eager(setup, a_.replays) : time_replays(setup, a_.round_trips, a_.replays);
     add_times(entry, times, traffic_of(setup.options(), batch, row.configuration.tokens));
     entry["heap_bytes"] = setup.heap_bytes();

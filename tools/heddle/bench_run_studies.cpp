@@ -15,7 +15,7 @@ void Run::layout_cost(Batch& batch, const Row& row, double& routed_dispatch) {
   Json entry = entry_of(batch, row);
   attempt(layouts_, entry, label, [&] {
     Setup setup(row.configuration, batch, lanes_);
-    const bool eager = row.configuration.way == Way::normal;
+    const bool eager = row.configuration.is_eager();
     const Times times = eager ? time_eager(setup, a_.replays) : time_replays(setup, a_.round_trips, a_.replays);
     entry["dispatch_us"] = median(times.dispatch);
     entry["combine_us"] = median(times.combine);
@@ -64,7 +64,7 @@ void Run::sweeps(Batch& batch) {
   print_line(title + fmt::format(" {:>14}", "rule over best"));
   for (const Row& row : rows(a_.ways)) {
     const std::string label = label_of(row);
-    if (row.configuration.way == Way::normal) {
+    if (row.configuration.is_eager()) {
       print_line(label + " not swept: it is not captured in a graph");
       continue;
     }

@@ -20,6 +20,7 @@ ExchangeOptions options_of(const Configuration& configuration, const Batch& batc
   options.wire = configuration.wire;
   options.combine_wire = configuration.combine_wire;
   options.arrived = configuration.arrived;
+  options.cpu_sync = configuration.cpu_sync;
   options.tagged_tokens = std::min(configuration.tagged, configuration.tokens);
   return options;
 }

@@ -13,6 +13,9 @@
 namespace heddle::tool {
 
 struct Configuration {
+  /// Does the host wait for counts, so that calls cannot be captured?
+  bool is_eager() const { return way == Way::normal || cpu_sync; }
+
   Way way = Way::one_sided;
   Wire wire = Wire::bf16;
   Wire combine_wire = Wire::bf16;
@@ -23,6 +26,7 @@ struct Configuration {
   int bulk = 0;                             ///< DeviceExchangeOptions::bulk_bytes
   int tagged = 0;                           ///< ExchangeOptions::tagged_tokens
   bool counters = false;                    ///< DeviceExchangeOptions::counters
+  bool cpu_sync = false;                    ///< ExchangeOptions::cpu_sync
   std::shared_ptr<NcclCommunicators> nccl;  ///< gather by NCCL; null: own kernels
 };
 

@@ -46,5 +46,6 @@ void add_tune(CLI::App& app, int& status);
 void add_trace(CLI::App& app, int& status);
 void add_replay(CLI::App& app, int& status);
 void add_doctor(CLI::App& app, int& status);
+void add_report(CLI::App& app, int& status);
 
 }  // namespace heddle::tool

@@ -19,7 +19,9 @@
 
 namespace heddle::tool {
 
-int gpus_present() {
+namespace {
+
+int count_in_child() {
   std::fflush(nullptr);
   const pid_t child = fork();
   if (child == 0) {
@@ -31,6 +33,13 @@ int gpus_present() {
   while (child > 0 && waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
   return child > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+}
+
+}  // namespace
+
+int gpus_present() {
+  static const int count = count_in_child();  // later this process may use CUDA, and its children could not
+  return count;
 }
 
 namespace {

@@ -7,40 +7,16 @@
 #include "bench_mega.hpp"
 #include "bench_mega_run.hpp"
 #include "heddle/error.hpp"
-#include "heddle/plan.hpp"
 #include "tune.hpp"
-#include "words.hpp"
 
 namespace heddle::tool {
 
 namespace {
 
 MegaArguments bench_arguments(const TuneArguments& a) {
-  const LayerArguments& layer = a.layer;
-  if (layer.preset.empty())
-    throw InputError(
-        "heddle tune --engine cuda draws weights: give --preset NAME, and --hidden, --intermediate, --experts or --topk");
-  const ModelPreset& preset = find_preset(layer.preset);
-  MegaArguments bench;
-  bench.presets = {layer.preset};
-  if (layer.weights.empty() && preset.weights.empty())
-    throw InputError(fmt::format("the weight format of {} is not confirmed; give --weights", preset.name));
-  bench.weights = {layer.weights.empty() ? word_of(kinds, preset.weights.front()) : layer.weights};
-  bench.hidden = layer.hidden;
-  bench.intermediate = layer.intermediate;
-  bench.experts = layer.experts;
-  bench.topk = layer.topk;
-  bench.seed = layer.seed;
-  bench.ranks = layer.ranks.value_or(0);
-  bench.gpus = layer.gpus.value_or(0);
-  bench.deadline_ms = layer.deadline_ms;
+  MegaArguments bench = mega_arguments(a.layer, "heddle tune");
   bench.replays = a.calls;
   bench.tokens = a.sizes.empty() ? std::vector{1, 8, 64, 128, 512, 4096} : a.sizes;
-  if (!layer.routing.empty()) bench.routing = layer.routing;
-  bench.trace = layer.trace;
-  bench.trace_layer = layer.trace_layer;
-  bench.trace_step = layer.trace_step;
-  bench.trace_expand = layer.trace_expand;
   if (a.ways.empty()) return bench;
   bench.ways.clear();
   for (const std::string& way : a.ways) {

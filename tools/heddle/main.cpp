@@ -77,9 +77,8 @@ int main(int argc, char** argv) {
   heddle::tool::add_trace(app, status);
   heddle::tool::add_replay(app, status);
   heddle::tool::add_doctor(app, status);
-#ifdef HEDDLE_CUDA
   heddle::tool::add_bench(app, status);
-#endif
+  heddle::tool::add_report(app, status);
 
   status = run(app, argc, argv, status);
   const bool lost = std::fflush(stdout) != 0 || std::ferror(stdout) != 0;

@@ -28,37 +28,17 @@ struct TraceArguments {
   int warm_calls = 1;
 };
 
-#ifdef HEDDLE_TRACE
-constexpr bool kernels_record = true;
-#else
-constexpr bool kernels_record = false;
-#endif
-
 void check(const TraceArguments& arguments) {
   if (arguments.layer.processes) throw InputError("--processes: a trace is of the threads of one process; leave it out");
   if (arguments.ctas < 1) throw InputError(fmt::format("--ctas {}: at least 1 is drawn", arguments.ctas));
   if (arguments.warm_calls < 0) throw InputError(fmt::format("--warm {}: 0 or more calls", arguments.warm_calls));
-  if (arguments.layer.engine == "cuda" && arguments.layer.experts_engine != "host" && !kernels_record) {
-    throw InputError(
-        "--engine cuda: the kernels of this build take no time stamps; build with the preset trace (HEDDLE_TRACE=ON), or take "
-        "--engine host");
-  }
+  check_stamps(arguments.layer);
 }
 
 std::vector<std::string> wanted_ways(const TraceArguments& arguments) {
   if (arguments.ways.empty()) return {"mega", "low_latency"};
   if (arguments.ways.front() != "all") return arguments.ways;
   return {"mega", "gather", "normal", "low_latency", "elastic", "one_sided"};
-}
-
-TracedWay traced(const Inputs& inputs, const LayerOptions& options, int warm_calls) {
-  TracedWay way;
-  way.options = options;
-  trace::Recorder recorder;
-  way.result = run_job(inputs, options, {&recorder, warm_calls});
-  way.call = {title_of(options), inputs.ranks, recorder.take()};
-  way.totals = trace::totals_of(way.call.lanes);
-  return way;
 }
 
 /// Files that appear together, when all of them are written.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "heddle/error.hpp"
 #include "report.hpp"
 #include "trace/words.hpp"
 
@@ -53,7 +54,31 @@ Json json_of(const RoleTotals& role) {
           {"lines", lines}};
 }
 
+#ifdef HEDDLE_TRACE
+constexpr bool kernels_record = true;
+#else
+constexpr bool kernels_record = false;
+#endif
+
 }  // namespace
+
+void check_stamps(const LayerArguments& arguments) {
+  if (arguments.engine == "cuda" && arguments.experts_engine != "host" && !kernels_record) {
+    throw InputError(
+        "--engine cuda: the kernels of this build take no time stamps; build with the preset trace (HEDDLE_TRACE=ON), or take "
+        "--engine host");
+  }
+}
+
+TracedWay traced(const Inputs& inputs, const LayerOptions& options, int warm_calls) {
+  TracedWay way;
+  way.options = options;
+  trace::Recorder recorder;
+  way.result = run_job(inputs, options, {&recorder, warm_calls});
+  way.call = {title_of(options), inputs.ranks, recorder.take()};
+  way.totals = trace::totals_of(way.call.lanes);
+  return way;
+}
 
 void print_totals(const TracedWay& way) {
   fmt::print("\n{}: {:.1f} us, {} spans in {} lanes\n", way.call.title, static_cast<double>(way.totals.nanoseconds) / 1e3,

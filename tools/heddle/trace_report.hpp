@@ -18,6 +18,11 @@ struct TracedWay {
   trace::Totals totals;
 };
 
+/// Throws InputError where what is asked for runs in kernels that take no time stamps in this build.
+void check_stamps(const LayerArguments& arguments);
+/// A call with time stamps, after some without.
+TracedWay traced(const Inputs& inputs, const LayerOptions& options, int warm_calls);
+
 /// Per role what it did and what it waited for, as shares of the time that its lanes were there.
 void print_totals(const TracedWay& way);
 nlohmann::ordered_json json_of(const Inputs& inputs, const TracedWay& way);

@@ -81,7 +81,8 @@ std::vector<TuningEntry> entries_of_bench(const Json& bench, const std::string& 
       const auto way = find_way(row.at("way").get<std::string>());
       if (!way || *way == Way::automatic || !row.at("shared").is_null() || row.count("median_us") == 0) continue;
       const Json combine = row.value("combine", Json());
-      if (row.count("wrong") != 0 || !(combine.is_null() || combine == "slots")) continue;  // of mega as it is by default
+      if (row.count("wrong") != 0 || row.value("ring", "live") != "live" || !(combine.is_null() || combine == "slots"))
+        continue;  // of mega as it is by default
       const WeightKind kind = value_of(kinds, "weights", row.at("weights").get<std::string>());
       const TuningKey key{bench.at("machine").at("gpu").get<std::string>(),
                           row.at("hidden").get<int>(),

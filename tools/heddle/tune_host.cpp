@@ -4,11 +4,13 @@
 #include <algorithm>
 #include <chrono>
 #include <ctime>
+#include <mutex>
 
 #include "heddle/error.hpp"
-#include "job_ranks.hpp"
+#include "host_calls.hpp"
 #include "layer/candidates.hpp"
 #include "layer/options.hpp"
+#include "provenance.hpp"
 #include "tune.hpp"
 
 namespace heddle::tool {
@@ -21,75 +23,28 @@ using Clock = std::chrono::steady_clock;
 
 std::size_t index(int value) { return static_cast<std::size_t>(value); }
 
-/// All ways are measured on the same tokens: the first ones of each rank.
-class HostTuning {
- public:
-  HostTuning(const Inputs& inputs, const std::vector<int>& sizes, int calls)
-      : inputs_(inputs),
-        placement_(default_placement(inputs.source.shape, inputs.ranks, inputs.options)),
-        sizes_(sizes),
-        calls_(calls) {}
-
-  /// Microseconds by size.
-  std::vector<double> measure(const LayerOptions& options) {
-    seconds_.assign(sizes_.size() * index(calls_), std::vector<double>(index(inputs_.ranks)));
-    std::vector<std::string> failures(index(inputs_.ranks));
-    auto groups = create_thread_group(inputs_.ranks, {std::chrono::milliseconds(inputs_.deadline_ms)});
-    run_in_threads(0, inputs_.ranks, [&](int rank) {
-      try {
-        run(*groups[index(rank)], options);
-      } catch (const std::exception& error) {
-        failures[index(rank)] = error.what();
-      }
-    });
-    for (const std::string& failure : failures) {
-      if (!failure.empty()) throw Error(ErrorKind::fault, fmt::format("{}: {}", name(options.way), failure));
-    }
-    std::vector<double> times;
-    for (std::size_t size = 0; size < sizes_.size(); ++size) times.push_back(median_of(size));
-    return times;
-  }
-
- private:
-  void run(Group& group, const LayerOptions& options) {
-    LayerWeights weights = LayerWeights::load(inputs_.source, placement_, group.rank());
-    const ExchangeMemory memory = layer_memory(weights, options);
-    Workspace workspace(group, memory.heap_bytes(group.ranks()), describe(weights, options));
-    MoeLayer layer(workspace, memory, std::move(weights), options);
-    const std::size_t hidden = index(inputs_.source.shape.hidden), topk = index(inputs_.routing.topk);
-    const std::size_t first = index(group.rank()) * index(*std::max_element(sizes_.begin(), sizes_.end()));
-    std::vector<bf16> out(index(*std::max_element(sizes_.begin(), sizes_.end())) * hidden);
-    for (std::size_t size = 0; size < sizes_.size(); ++size) {
-      const LayerInput input{sizes_[size], inputs_.hidden_states.data() + first * hidden, inputs_.routing.ids.data() + first * topk,
-                             inputs_.routing.weights.data() + first * topk};
-      for (int call = -1; call < calls_; ++call) {  // the first one warms up
-        group.barrier("start of a call");
+/// Microseconds by size: the median over calls of the slowest rank. All ways are measured on the same tokens, the first ones of
+/// each rank.
+std::vector<double> measure(const Inputs& inputs, const LayerOptions& options, const std::vector<int>& sizes, int calls) {
+  std::vector<std::vector<double>> slowest(sizes.size(), std::vector<double>(index(calls)));
+  std::mutex mutex;
+  on_host_ranks(inputs, options, 1, [&](HostRank& rank) {
+    for (std::size_t size = 0; size < sizes.size(); ++size) {
+      for (int call = -1; call < calls; ++call) {  // the first one warms up
+        rank.meet();
         const auto begin = Clock::now();
-        layer.forward(input, {sizes_[size], Phase::decode}, out.data());
+        rank.call(0, sizes[size]);
         if (call < 0) continue;
-        seconds_[size * index(calls_) + index(call)][index(group.rank())] =
-            std::chrono::duration<double>(Clock::now() - begin).count();
+        const double us = std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
+        const std::lock_guard lock(mutex);
+        slowest[size][index(call)] = std::max(slowest[size][index(call)], us);
       }
     }
-    workspace.close();
-  }
-
-  double median_of(std::size_t size) const {
-    std::vector<double> slowest;
-    for (int call = 0; call < calls_; ++call) {
-      const std::vector<double>& ranks = seconds_[size * index(calls_) + index(call)];
-      slowest.push_back(*std::max_element(ranks.begin(), ranks.end()));
-    }
-    std::nth_element(slowest.begin(), slowest.begin() + calls_ / 2, slowest.end());
-    return 1e6 * slowest[index(calls_ / 2)];
-  }
-
-  const Inputs& inputs_;
-  Placement placement_;
-  std::vector<int> sizes_;
-  int calls_;
-  std::vector<std::vector<double>> seconds_;  ///< [size and call][rank]
-};
+  });
+  std::vector<double> times;
+  for (const std::vector<double>& samples : slowest) times.push_back(median(samples));
+  return times;
+}
 
 std::string today() {
   const std::time_t now = std::time(nullptr);
@@ -135,9 +90,8 @@ TuningEntry tune_on_host(const TuneArguments& a) {
                shape.topk,     inputs.ranks, inputs.source.kind, activation_of(inputs.source.kind, options)};
   entry.source = fmt::format("heddle tune, {}, {} routing", today(), layer.trace.empty() ? layer.routing : "recorded");
   for (const int size : sizes) entry.rows.push_back({size, {}});
-  HostTuning tuning(inputs, sizes, a.calls);
   for (const LayerOptions& one : candidates.options) {
-    const std::vector<double> times = tuning.measure(one);
+    const std::vector<double> times = measure(inputs, one, sizes, a.calls);
     for (std::size_t i = 0; i < sizes.size(); ++i) entry.rows[i].us[one.way] = times[i];
   }
   for (const TuningRow& row : entry.rows) print_row(row);

@@ -1,0 +1,40 @@
+// heddle bench: the benchmarks that are there in this build.
+#include "bench.hpp"
+
+#include <memory>
+
+#include "json_file.hpp"
+#include "step.hpp"
+
+namespace heddle::tool {
+
+namespace {
+
+void add_bench_step(CLI::App& bench, int& status) {
+  auto a = std::make_shared<StepArguments>();
+  auto* command = bench.add_subcommand("step", "layers one after the other, with gaps for attention: what a step takes, by way");
+  add_step_flags(*command, *a);
+  command->callback([a, &status] {
+    const auto save = [&](const nlohmann::ordered_json& json) {
+      if (!a->json.empty()) write_json(a->json, json);
+    };
+    save(measure_step(*a, save, status));
+  });
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, int& status) {
+  auto* command = app.add_subcommand("bench", "measure on this machine: one part after the other, or all that its report shows");
+  command->require_subcommand(1);
+  add_bench_all(*command);
+  add_bench_step(*command, status);
+#ifdef HEDDLE_CUDA
+  add_bench_exchange(*command);
+  add_bench_activation(*command);
+  add_bench_experts(*command, status);
+  add_bench_mega(*command, status);
+#endif
+}
+
+}  // namespace heddle::tool

@@ -1,0 +1,56 @@
+#include "provenance.hpp"
+
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <ctime>
+#include <fstream>
+#include <iterator>
+
+#include "heddle/tuning.hpp"
+
+namespace heddle::tool {
+
+using Json = nlohmann::ordered_json;
+
+std::string now_in_utc() {
+  const std::time_t now = std::time(nullptr);
+  char text[32] = {};
+  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", std::gmtime(&now));
+  return text;
+}
+
+std::string command_line() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  std::replace(text.begin(), text.end(), '\0', ' ');
+  return text;
+}
+
+Json host_machine_json() {
+  cpu_set_t cores;
+  const bool known = sched_getaffinity(0, sizeof cores, &cores) == 0;
+  return {{"engine", "host"}, {"processor", host_machine()}, {"cores", known ? Json(CPU_COUNT(&cores)) : Json(nullptr)}};
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+Json summary(const std::vector<double>& samples) {
+  return {{"median_us", median(samples)},
+          {"least_us", *std::min_element(samples.begin(), samples.end())},
+          {"most_us", *std::max_element(samples.begin(), samples.end())},
+          {"samples_us", samples}};
+}
+
+void print_line(const std::string& line) {
+  fmt::print("{}\n", line);
+  std::fflush(stdout);
+}
+
+}  // namespace heddle::tool

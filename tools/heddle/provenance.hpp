@@ -1,0 +1,23 @@
+// What every measurement tells: when and by which command it was made, on which host, and what its samples say.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace heddle::tool {
+
+std::string now_in_utc();
+/// This process's command line, as typed.
+std::string command_line();
+/// `processor`, `cores` (that this process may use) and `engine`: host.
+nlohmann::ordered_json host_machine_json();
+
+/// The middle of some numbers; 0 of none.
+double median(std::vector<double> values);
+/// median_us, least_us, most_us and samples_us of samples in microseconds.
+nlohmann::ordered_json summary(const std::vector<double>& samples);
+/// A line of a table, at once.
+void print_line(const std::string& line);
+
+}  // namespace heddle::tool
