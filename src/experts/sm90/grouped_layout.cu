@@ -1,5 +1,7 @@
 #include "experts/sm90/grouped_layout.hpp"
 
+#include <algorithm>
+
 #include "group/cuda_driver.hpp"
 
 namespace heddle::sm90 {
@@ -55,8 +57,8 @@ void launch_groups_of_ends(const EndsCall& call, cudaStream_t stream) {
 
 void launch_zero_rows(const ZeroCall& call, int ctas, cudaStream_t stream) {
   if (call.rows == 0) return;
-  const unsigned wanted = ctas_for(call.rows, warps_a_cta);
-  zero_rows < <<wanted<static_cast<unsigned>(ctas) ? wanted : static_cast<unsigned>(ctas), threads_a_cta, 0, stream>>>(call);
+  const unsigned grid = std::min(ctas_for(call.rows, warps_a_cta), static_cast<unsigned>(ctas));
+  zero_rows<<<grid, threads_a_cta, 0, stream>>>(call);
   cuda::check(cudaGetLastError(), "launch of the kernel that writes zeros to rows of no group");
 }
 
