@@ -84,7 +84,7 @@ class BenchMegaGpu : public testing::Test {
 };
 
 TEST_F(BenchMegaGpu, RefusesByName) {
-  const std::array<std::array<const char*, 2>, 18> cases{
+  const std::array<std::array<const char*, 2>, 26> cases{
       {{"--way normal", "--way does not know 'normal'"},
        {"--weights nvfp4", "--weights does not know 'nvfp4'; it takes bf16, fp8_block, mxfp4"},
        {"--preset v5", "unknown preset 'v5'"},
@@ -102,6 +102,14 @@ TEST_F(BenchMegaGpu, RefusesByName) {
        {"--shared --preset mixtral-8x7b", "--shared: mixtral-8x7b has no shared expert"},
        {"--shared inside,beside", "--shared does not know 'beside'"},
        {"--shared extra --shared-weights int4", "--shared-weights does not know 'int4'"},
+       {"--seconds 2", "--seconds requires --power"},
+       {"--power --seconds 0", "--seconds 0: more than 0"},
+       {"--power --seconds 601", "--seconds 601: more than 0 and at most 600"},
+       {"--power --seconds long", "--seconds"},
+       {"--batches 3", "--batches 3: 1, or 2 in flight"},
+       {"--batches 0", "--batches 0: 1, or 2 in flight"},
+       {"--batch-sms 8", "--batch-sms requires --batches"},
+       {"--batches 2 --batch-sms 0", "--batch-sms 0: at least 1 is needed"},
        {"--trace-layer 1", "--trace"}}};
   for (const auto& [arguments, part] : cases) {
     const Ran ran = run_heddle(std::string("bench mega ") + arguments);
@@ -189,6 +197,68 @@ TEST_F(BenchMegaGpu, SkewedRoutingAndNoChain) {
   EXPECT_NE(object["rows"][1]["routing"].get<std::string>().find("hot:1"), std::string::npos);
   EXPECT_EQ(object["rows"][1]["touched"], 4) << "of the hot rank";
   expect_fused(object["rows"][1], false);
+}
+
+TEST_F(BenchMegaGpu, LongLoopsSayPowerOrWhyNot) {
+  SKIP_WITHOUT_GPU();
+  const Json object = run("--experts-local 4 --tokens 20 --weights mxfp4 --way one_sided --power --seconds 0.3");
+  if (object.is_null()) return;
+  ASSERT_EQ(object["rows"].size(), 3u);
+  EXPECT_EQ(object["rows"][0].count("sustained"), 0u) << "a stream is no way";
+  expect_chain(object["rows"][1]);
+  expect_fused(object["rows"][2]);
+  for (std::size_t i = 1; i < 3; ++i) {
+    const Json& loop = object["rows"][i]["sustained"];
+    EXPECT_GE(loop["seconds"].get<double>(), 0.3);
+    EXPECT_GT(loop["median_us"].get<double>(), 0.0);
+    EXPECT_GT(loop["calls"].get<long long>(), 0);
+    EXPECT_DOUBLE_EQ(loop["over_short"].get<double>(),
+                     loop["median_us"].get<double>() / object["rows"][i]["median_us"].get<double>());
+    if (loop.count("no_power") > 0) continue;
+    EXPECT_EQ(loop["gpus"].size(), object["machine"]["gpus"].get<std::size_t>());
+    for (const Json& gpu : loop["gpus"]) EXPECT_GE(gpu["samples"]["seconds"].size(), 2u);
+    if (loop["energy_j"].is_null()) continue;
+    EXPECT_GT(loop["energy_per_call_j"].get<double>(), 0.0);
+    EXPECT_DOUBLE_EQ(loop["energy_per_token_j"].get<double>(), loop["energy_per_call_j"].get<double>() / (2 * 20));
+  }
+}
+
+TEST_F(BenchMegaGpu, TwoBatchesInFlightHaveTheBitsOfTwoInARow) {
+  SKIP_WITHOUT_GPU();
+  const Json object =
+      run("--experts-local 4 --tokens 20,200 --weights mxfp4 --way gather,low_latency,elastic,one_sided --shared --batches 2");
+  if (object.is_null()) return;
+  ASSERT_EQ(object["rows"].size(), 2u * 6);
+  for (const Json& row : object["rows"]) {
+    if (row["way"] == "stream") continue;
+    SCOPED_TRACE(row["way"].get<std::string>());
+    ASSERT_EQ(row.count("two_batches"), 1u) << row;
+    const Json& two = row["two_batches"];
+    for (const char* part : {"in_a_row", "at_once", "as_one"}) {
+      ASSERT_EQ(two[part].count("failed"), 0u) << part << ": " << two[part]["failed"];
+      ASSERT_EQ(two[part].count("wrong"), 0u) << part << ": " << two[part]["wrong"];
+      EXPECT_GT(two[part]["median_us"].get<double>(), 0.0) << part;
+    }
+    const Json& once = two["at_once"];
+    EXPECT_TRUE(once["equals_in_a_row"].get<bool>());
+    EXPECT_GT(once["weight_bytes"].get<double>(), 0.0);
+    EXPECT_EQ(once["product_ctas"].is_null(), row["way"] == "mega");
+    EXPECT_EQ(two["as_one"]["tokens"], 2 * row["tokens"].get<int>());
+    EXPECT_DOUBLE_EQ(once["over_in_a_row"].get<double>(),
+                     once["median_us"].get<double>() / two["in_a_row"]["median_us"].get<double>());
+  }
+}
+
+// More SMs than half are refused in their place; what needs none of them is measured.
+TEST_F(BenchMegaGpu, TwoBatchesThatCouldWaitForEachOtherAreRefused) {
+  SKIP_WITHOUT_GPU();
+  const Json object = run("--experts-local 4 --tokens 20 --weights mxfp4 --way one_sided --batches 2 --batch-sms 100");
+  if (object.is_null()) return;
+  const Json& chain = object["rows"][1]["two_batches"];
+  EXPECT_NE(chain["at_once"]["failed"].get<std::string>().find("--batch-sms 100: two batches in flight need 200 SMs"),
+            std::string::npos);
+  EXPECT_GT(chain["in_a_row"]["median_us"].get<double>(), 0.0);
+  EXPECT_EQ(object["rows"][2]["two_batches"]["at_once"].count("failed"), 0u) << "mega has half";
 }
 
 }  // namespace

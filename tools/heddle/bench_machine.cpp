@@ -1,14 +1,17 @@
 #include "bench_machine.hpp"
 
-#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <numeric>
 
+#include "bench_nvml.hpp"
 #include "group/cuda_driver.hpp"
 #include "heddle/error.hpp"
 
@@ -18,49 +21,15 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// The few calls of NVML (libnvidia-ml.so.1, part of the driver) that say how a GPU is set; it is found at run time, and what
-/// it does not tell is left out.
-class Management {
- public:
-  Management()
-      : library_(dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL), [](void* old) {
-          if (old != nullptr) dlclose(old);
-        }) {
-    const auto init = find<int (*)()>("nvmlInit_v2");
-    ready_ = init != nullptr && init() == 0;
-  }
-  ~Management() {
-    const auto shutdown = find<int (*)()>("nvmlShutdown");
-    if (ready_ && shutdown != nullptr) shutdown();
-  }
-  Management(const Management&) = delete;
-  Management& operator=(const Management&) = delete;
-
-  void describe(Json& machine, const std::string& bus_id) const {
-    if (!ready_) return;
-    char version[96] = {};
-    const auto driver = find<int (*)(char*, unsigned)>("nvmlSystemGetDriverVersion");
-    if (driver != nullptr && driver(version, sizeof version) == 0) machine["driver"] = version;
-    void* device = nullptr;
-    const auto by_bus = find<int (*)(const char*, void**)>("nvmlDeviceGetHandleByPciBusId_v2");
-    if (by_bus == nullptr || by_bus(bus_id.c_str(), &device) != 0) return;
-    const auto clock = find<int (*)(void*, int, unsigned*)>("nvmlDeviceGetClockInfo");
-    unsigned value = 0;
-    if (clock != nullptr && clock(device, 1, &value) == 0) machine["sm_clock_mhz"] = value;
-    if (clock != nullptr && clock(device, 2, &value) == 0) machine["memory_clock_mhz"] = value;
-    const auto limit = find<int (*)(void*, unsigned*)>("nvmlDeviceGetPowerManagementLimit");
-    if (limit != nullptr && limit(device, &value) == 0) machine["power_limit_w"] = value / 1000.0;
-  }
-
- private:
-  template <class Function>
-  Function find(const char* name) const {
-    return library_ == nullptr ? nullptr : reinterpret_cast<Function>(dlsym(library_.get(), name));
-  }
-
-  std::shared_ptr<void> library_;
-  bool ready_ = false;
-};
+void describe(Json& machine, const std::string& bus_id) {
+  const Nvml nvml;
+  if (const auto driver = nvml.driver()) machine["driver"] = *driver;
+  void* device = nvml.device(bus_id);
+  const GpuReading now = nvml.read(device);
+  if (now.sm_clock_mhz) machine["sm_clock_mhz"] = static_cast<int>(*now.sm_clock_mhz);
+  if (now.memory_clock_mhz) machine["memory_clock_mhz"] = static_cast<int>(*now.memory_clock_mhz);
+  if (const auto limit = nvml.power_limit_w(device)) machine["power_limit_w"] = *limit;
+}
 
 }  // namespace
 
@@ -83,7 +52,7 @@ Json machine_of(const Lanes& lanes) {
   cuda::check(cudaDriverGetVersion(&driver), "driver version");
   Json machine{{"gpu", properties.name}, {"gpus", lanes.gpus()}, {"sms", properties.multiProcessorCount}, {"driver_cuda", driver}};
   char bus_id[32] = {};
-  if (cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, lanes.device(0)) == cudaSuccess) Management().describe(machine, bus_id);
+  if (cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, lanes.device(0)) == cudaSuccess) describe(machine, bus_id);
   return machine;
 }
 

@@ -82,6 +82,32 @@ void add_batch(CLI::App& command, MegaArguments& a) {
   command.add_option("--seed", a.seed, "seed of everything drawn")->group(batch)->capture_default_str()->check(seed_number);
 }
 
+void add_longer(CLI::App& command, MegaArguments& a) {
+  const char* longer = "Longer";
+  auto* power =
+      command
+          .add_flag("--power", a.power,
+                    "for every way and size also a loop of replays, with power, clocks, throttling and temperature of every GPU "
+                    "from the driver's NVML at 10 Hz, energy a call and a token, and the sustained time a call")
+          ->group(longer);
+  command.add_option("--seconds", a.seconds, "of each loop at least (default: 5)")->needs(power)->group(longer);
+  auto* batches =
+      command
+          .add_option(
+              "--batches", a.batches,
+              "2: for every way and size also two batches in flight, each with half of the SMs for all that waits for other "
+              "GPUs at most, against the two in a row and one batch of double size")
+          ->group(longer)
+          ->capture_default_str();
+  command
+      .add_option(
+          "--batch-sms", a.batch_sms,
+          "of two batches in flight: SMs of each one's exchange, its products having the others (default: a quarter, at most "
+          "half; mega and auto always half)")
+      ->needs(batches)
+      ->group(longer);
+}
+
 void add_how(CLI::App& command, MegaArguments& a) {
   const char* how = "How";
   command
@@ -146,6 +172,11 @@ void check_arguments(const MegaArguments& a) {
     if (tokens > 8192) throw InputError(fmt::format("--tokens {}: a rank brings at most 8192 here", tokens));
   }
   if (a.ranks < 0 || a.gpus < 0) throw InputError("--ranks and --gpus cannot be negative");
+  constexpr double longest = 600;
+  if (const double seconds = a.seconds.value_or(1); !(seconds > 0 && seconds <= longest))
+    throw InputError(fmt::format("--seconds {}: more than 0 and at most {} a loop", seconds, longest));
+  if (a.batches != 1 && a.batches != 2) throw InputError(fmt::format("--batches {}: 1, or 2 in flight", a.batches));
+  if (a.batch_sms) at_least_one("--batch-sms", {*a.batch_sms});
   if (!(a.stream_tbps > 0) || !(a.tensor_pflops.value_or(1) > 0))
     throw InputError("--stream-tbps and --tensor-pflops are rates above 0");
 }
@@ -214,6 +245,7 @@ void add_mega_flags(CLI::App& command, MegaArguments& a) {
   add_layer(command, a);
   add_batch(command, a);
   add_how(command, a);
+  add_longer(command, a);
 }
 
 void add_bench_mega(CLI::App& bench, int& status) {

@@ -36,6 +36,10 @@ struct MegaArguments {
   std::string json, commit;
   std::string tuning;  ///< what way auto chooses by; empty: the shipped table
   int deadline_ms = 10000;
+  bool power = false;             ///< loops of replays of at least `seconds`, sampled by NVML
+  std::optional<double> seconds;  ///< default: 5
+  int batches = 1;                ///< 2: also two batches in flight
+  std::optional<int> batch_sms;   ///< of a chain's exchange then; default: share_of_two's
 };
 
 /// One layer that is measured.

@@ -123,18 +123,12 @@ ExchangeMemory memory_of(const LayerSource& source, int ranks, const std::vector
 }
 
 MegaBed::MegaBed(Lanes& lanes, Batch& batch, const LayerSource& source, const LayerWay& way, int tokens,
-                 const ExchangeMemory& memory, int copies)
+                 const ExchangeMemory& memory, int copies, const BedPlace& place)
     : lanes_(lanes),
       workspace_(batch.workspace(memory.heap_bytes(batch.ranks()))),
       step_{tokens, Phase::decode},
-      inputs_(lanes.gpus()),
-      outputs_(lanes.gpus()) {
-  for (std::size_t gpu = 0; gpu < lanes.gpus(); ++gpu) {
-    for (int local = 0; local < workspace_.ranks_on(gpu); ++local) {
-      inputs_[gpu].push_back(batch.input(workspace_.first_rank(gpu) + local));
-      outputs_[gpu].push_back(batch.output(workspace_.first_rank(gpu) + local).out);
-    }
-  }
+      place_(place),
+      seats_(seats_of(batch)) {
   const std::size_t before = free_memory(lanes);
   add_copy(source, way, tokens, memory);
   std::size_t left = free_memory(lanes);
@@ -142,11 +136,30 @@ MegaBed::MegaBed(Lanes& lanes, Batch& batch, const LayerSource& source, const La
   for (; this->copies() < copies && left > each + spare_bytes; left = free_memory(lanes)) add_copy(source, way, tokens, memory);
 }
 
+MegaBed::Seats MegaBed::seats_of(const Batch& batch) const {
+  Seats seats{std::vector<std::vector<DeviceInput>>(lanes_.gpus()), std::vector<std::vector<bf16*>>(lanes_.gpus())};
+  for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) {
+    for (int local = 0; local < workspace_.ranks_on(gpu); ++local) {
+      seats.inputs[gpu].push_back(batch.input(workspace_.first_rank(gpu) + local));
+      seats.outputs[gpu].push_back(batch.output(workspace_.first_rank(gpu) + local).out);
+    }
+  }
+  return seats;
+}
+
+std::size_t MegaBed::weight_bytes() const {
+  std::size_t bytes = 0;
+  for (const std::vector<DeviceLayer>& copy : layers_) bytes += copy.front().weight_bytes();
+  return bytes;
+}
+
 void MegaBed::add_copy(const LayerSource& source, const LayerWay& way, int tokens, const ExchangeMemory& memory) {
   const Placement placement = Placement::contiguous(source.shape.experts, workspace_.ranks());
   DeviceLayerOptions device;
   device.timed = true;
   device.shared_inside = way.inside;
+  device.exchange.sms = place_.sms.exchange;
+  device.expert_ctas = device.shared_ctas = place_.sms.products;
   std::vector<DeviceLayer> copy;
   for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) {
     std::vector<LayerWeights> weights;
@@ -157,7 +170,10 @@ void MegaBed::add_copy(const LayerSource& source, const LayerWay& way, int token
   layers_.push_back(std::move(copy));
 }
 
-void MegaBed::queue(std::size_t gpu, int call) { layer(call, gpu).forward(inputs_[gpu], step_, outputs_[gpu], lanes_.stream(gpu)); }
+void MegaBed::queue(std::size_t gpu, int call, const Seats& seats) {
+  cudaStream_t stream = place_.second_stream ? lanes_.second(gpu) : lanes_.stream(gpu);
+  layer(call, gpu).forward(seats.inputs[gpu], step_, seats.outputs[gpu], stream);
+}
 
 void MegaBed::call(int call, bool gated, const std::function<void()>& give_up) {
   if (gated) lanes_.close_gate();

@@ -9,6 +9,7 @@
 #include "bench_batch.hpp"
 #include "bench_mega.hpp"
 #include "bench_replay.hpp"
+#include "bench_sharing.hpp"
 #include "heddle/device_layer.hpp"
 #include "layer/synthetic.hpp"
 
@@ -59,16 +60,26 @@ ExchangeMemory memory_of(const LayerSource& source, int ranks, const std::vector
 /// Seconds of the parts of a call that is not captured, of the GPU where it took longest.
 using MegaParts = DeviceLayerSeconds;
 
+/// Where a bed's calls run.
+struct BedPlace {
+  SmShare sms = {};
+  bool second_stream = false;  ///< of each GPU
+};
+
 /// One way's layers. Beds share the batch's workspace, one after the other, with the GPUs at rest in between.
 class MegaBed {
  public:
   /// `copies` of the layer on every GPU, or as many as fit. Throws InputError or Error, also for lack of memory for the first.
   MegaBed(Lanes& lanes, Batch& batch, const LayerSource& source, const LayerWay& way, int tokens, const ExchangeMemory& memory,
-          int copies);
+          int copies, const BedPlace& place = {});
 
   int copies() const { return static_cast<int>(layers_.size()); }
+  /// Of all copies, on the first GPU.
+  std::size_t weight_bytes() const;
   /// A call of copy `call` % copies, on one GPU.
-  void queue(std::size_t gpu, int call);
+  void queue(std::size_t gpu, int call) { queue(gpu, call, seats_); }
+  /// The same with another batch of as many tokens.
+  void queue_other(std::size_t gpu, int call, const Batch& batch) { queue(gpu, call, seats_of(batch)); }
   /// A call of copy `call` % copies on all GPUs, not captured. Gated: queued whole before the GPUs may begin, so that their times
   /// are not the host's. Throws what check throws.
   void call(int call, bool gated, const std::function<void()>& give_up);
@@ -80,14 +91,22 @@ class MegaBed {
   void check();
 
  private:
+  /// What ranks bring and where their outputs go, a GPU.
+  struct Seats {
+    std::vector<std::vector<DeviceInput>> inputs;
+    std::vector<std::vector<bf16*>> outputs;
+  };
+
+  Seats seats_of(const Batch& batch) const;
+  void queue(std::size_t gpu, int call, const Seats& seats);
   void add_copy(const LayerSource& source, const LayerWay& way, int tokens, const ExchangeMemory& memory);
   DeviceLayer& layer(int call, std::size_t gpu) { return layers_[static_cast<std::size_t>(call) % layers_.size()][gpu]; }
 
   Lanes& lanes_;
   DeviceWorkspace& workspace_;
   Step step_;
-  std::vector<std::vector<DeviceInput>> inputs_;  ///< a GPU
-  std::vector<std::vector<bf16*>> outputs_;
+  BedPlace place_;
+  Seats seats_;
   std::vector<std::vector<DeviceLayer>> layers_;  ///< [copies][GPUs]
 };
 

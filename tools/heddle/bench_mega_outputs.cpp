@@ -2,7 +2,20 @@
 
 #include <cmath>
 
+#include "group/cuda_driver.hpp"
+
 namespace heddle::tool {
+
+RankOutputs outputs_of(const Batch& batch, int tokens) {
+  const auto values = static_cast<std::size_t>(tokens) * static_cast<std::size_t>(batch.hidden());
+  RankOutputs outputs;
+  for (int rank = 0; rank < batch.ranks(); ++rank) {
+    outputs.emplace_back(values);
+    cuda::check(cudaMemcpy(outputs.back().data(), batch.output(rank).out, values * sizeof(bf16), cudaMemcpyDeviceToHost),
+                "outputs");
+  }
+  return outputs;
+}
 
 std::size_t different(const RankOutputs& a, const RankOutputs& b) {
   std::size_t count = 0;

@@ -12,7 +12,6 @@
 #include "group/cuda_driver.hpp"
 #include "heddle/error.hpp"
 #include "heddle/plan.hpp"
-#include "heddle/version.hpp"
 #include "reference/reference.hpp"
 #include "words.hpp"
 
@@ -26,13 +25,6 @@ constexpr double evicting_bytes = 180e6;
 constexpr int most_copies = 4;
 /// Calls that are taken apart.
 constexpr int timed_calls = 10;
-
-double number(const Json& entry, const char* field) { return entry.at(field).get<double>(); }
-
-std::string column(const Json& entry, const char* field, int width, int digits) {
-  if (entry.count(field) == 0) return fmt::format("{:>{}}", "", width);
-  return fmt::format("{:>{}.{}f}", number(entry, field), width, digits);
-}
 
 LayerWay fused_way(const std::string& place) {
   return {Way::mega, place == "extra" ? SharedMode::extra : SharedMode::alone, place != "module"};
@@ -84,52 +76,35 @@ LayerWay MegaRun::automatic() const {
   return way;
 }
 
-/// How much slower auto is than the fastest way of this size, whichever it was.
-std::string MegaRun::compare_auto(const Size& size, Json& entry, double median_us) const {
-  if (size.fastest.empty()) return fmt::format("  {}", entry["chosen"].get<std::string>());
-  entry["fastest"] = size.fastest;
-  entry["over_fastest"] = median_us / size.fastest_us;
-  return fmt::format("  {}: {:.3f} of {}", entry["chosen"].get<std::string>(), median_us / size.fastest_us, size.fastest);
-}
-
-std::string MegaRun::label_of(const Size& size, const std::string& way) const {
-  return fmt::format("{:>6} {:<12}", size.tokens, way);
-}
-
 void MegaRun::begin(const Size& size, const std::string& what) {
   under_way_ = fmt::format("{} of {}, {} tokens, {}", word_of(kinds, size.layer.kind), size.layer.name, size.tokens, what);
 }
 
-Json MegaRun::entry_of(const Size& size, const std::string& way) const {
-  const LayerShape& shape = size.source.shape;
-  return {{"preset", size.layer.name},
-          {"hidden", shape.hidden},
-          {"intermediate", shape.intermediate},
-          {"experts", shape.experts},
-          {"topk", shape.topk},
-          {"weights", word_of(kinds, size.layer.kind)},
-          {"shared", size.layer.shared_kind ? Json(word_of(kinds, *size.layer.shared_kind)) : Json()},
-          {"way", way},
-          {"shared_place", Json()},
-          {"combine", Json()},
-          {"tokens", size.tokens},
-          {"routing", size.routing},
-          {"touched", size.load.touched},
-          {"weight_bytes", size.load.weight_bytes},
-          {"operations", size.load.operations},
-          {"floor_us", size.floor_us}};
-}
-
-std::vector<double> MegaRun::time(MegaBed& bed, int calls) {
+std::vector<double> MegaRun::time(const Size& size, const Variant& variant, MegaBed& bed, Json& entry) {
+  begin(size, variant.name + " in a graph");
+  const int calls = calls_of(bed.copies());
   Replay replay(lanes_, [&] {
     for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) {
       for (int call = 0; call < calls; ++call) bed.queue(gpu, call);
     }
   });
-  std::vector<double> samples = replay.run(
-      a_.replays, [&] { bed.check(); }, give_up_);
+  const auto check = [&] { bed.check(); };
+  std::vector<double> samples = replay.run(a_.replays, check, give_up_);
   for (double& sample : samples) sample /= calls;
+  if (power_ == nullptr) return samples;
+  begin(size, variant.name + " in a long loop");
+  entry["sustained"] =
+      power_->run(replay, {calls, static_cast<long long>(a_.ranks) * size.tokens, median(samples)}, check, give_up_);
   return samples;
+}
+
+void MegaRun::two_batches(const Size& size, const Variant& variant, std::unique_ptr<MegaBed> alone, Json& entry) {
+  if (size.two == nullptr) return;
+  TwoPlan plan{size.source, variant.way, size.memory, size.memory_of_both, size.copies, a_.batch_sms, a_.replays, {}, {}, give_up_};
+  plan.calls = [this](int copies) { return calls_of(copies); };
+  plan.begin = [&](const std::string& what) { begin(size, variant.name + ", " + what); };
+  entry["two_batches"] = size.two->compare(std::move(alone), plan);
+  if (!two_wrong(entry["two_batches"]).empty()) ++wrong_;
 }
 
 void MegaRun::add_parts(MegaBed& bed, Json& entry) {
@@ -157,16 +132,12 @@ std::vector<std::vector<bf16>> MegaRun::right(Size& size, const Variant& variant
   if (const unsigned long long bad = size.batch.bad_outputs(size.tokens); bad > 0) {
     what = fmt::format("{} of {} outputs were not written or are not finite", bad, values * static_cast<std::size_t>(a_.ranks));
   } else {
-    for (int rank = 0; rank < a_.ranks; ++rank) {
-      outputs.emplace_back(values);
-      cuda::check(cudaMemcpy(outputs.back().data(), size.batch.output(rank).out, values * sizeof(bf16), cudaMemcpyDeviceToHost),
-                  "outputs");
-    }
+    outputs = outputs_of(size.batch, size.tokens);
     const bool is_slots =
         entry.value("chosen", "") == heddle::name(Way::mega) || entry.value("chosen", "") == heddle::name(Way::low_latency);
     if (!(variant.is_fused() || is_slots) || size.expected.empty()) return outputs;
     if (!size.unquantised.empty()) entry["error_of_slots"] = relative_error(outputs, size.unquantised);
-    if (variant.way.combine == Combine::add && number(entry, "error_of_slots") <= error_of_additions(size.source.shape.topk))
+    if (variant.way.combine == Combine::add && entry["error_of_slots"].get<double>() <= error_of_additions(size.source.shape.topk))
       return outputs;
     const std::size_t off = different(outputs, size.expected);
     entry["equals_low_latency"] = off == 0;
@@ -181,77 +152,27 @@ std::vector<std::vector<bf16>> MegaRun::right(Size& size, const Variant& variant
   return {};
 }
 
-/// With what was measured before it: the best chain, and the shared expert inside. What the line says of that.
-std::string MegaRun::compare_fused(Size& size, Json& entry, double median_us) const {
-  std::string remark;
-  if (!size.best_chain.empty()) {
-    entry["best_chain"] = size.best_chain;
-    entry["best_chain_us"] = size.best_us;
-    entry["over_best_chain"] = median_us / size.best_us;
-    remark += fmt::format("  {:.3f} of {}", median_us / size.best_us, size.best_chain);
-  }
-  if (entry["shared_place"] == "inside") {
-    size.inside_us = median_us;
-  } else if (size.inside_us > 0) {
-    entry["over_inside"] = median_us / size.inside_us;
-    remark += fmt::format("  {:.3f} of inside", median_us / size.inside_us);
-  }
-  if (size.expected.empty()) remark += "  not compared with low_latency";
-  return remark;
-}
-
-void MegaRun::report(Size& size, const std::string& name, Json& entry, const std::vector<double>& samples) {
-  const double middle = median(samples);
-  entry.update(summary(samples));
-  entry["times_floor"] = middle / size.floor_us;
-  if (size.stream_us > 0) entry["times_stream"] = middle / size.stream_us;
-  std::string remark = entry["weights_hot"].get<bool>() ? "  weights hot" : "";
-  if (own_ways.count(name) > 0) {
-    if (size.best_chain.empty() || middle < size.best_us) {
-      size.best_chain = name;
-      size.best_us = middle;
-    }
-  } else if (entry["way"] == "mega") {
-    remark = compare_fused(size, entry, middle) + remark;
-  } else if (entry["way"] == "auto") {
-    remark = compare_auto(size, entry, middle) + remark;
-  }
-  const bool is_usual = entry["shared_place"].is_null() || entry["shared_place"] == "inside";
-  const bool weighed = own_ways.count(name) > 0 || (entry["way"] == "mega" && is_usual);
-  if (weighed && (size.fastest.empty() || middle < size.fastest_us)) {
-    size.fastest = name;
-    size.fastest_us = middle;
-  }
-  const std::string share = entry.count("communication_share") == 0
-                                ? std::string(6, ' ')
-                                : fmt::format("{:>5.0f}%", 100 * number(entry, "communication_share"));
-  print_line(fmt::format("{} {:>9.2f} {:>9.2f} {:>9.2f} {} {} {} {} {:>8} {:>9.1f} {:>9.2f} {:>6.2f}{}", label_of(size, name),
-                         middle, number(entry, "least_us"), number(entry, "most_us"), column(entry, "dispatch_us", 9, 2),
-                         column(entry, "experts_us", 9, 2), column(entry, "combine_us", 9, 2), share, size.load.touched,
-                         size.load.weight_bytes / 1e6, size.floor_us, middle / size.floor_us, remark));
-  rows_.push_back(entry);
-}
-
 void MegaRun::measure(Size& size, const Variant& variant, Json& entry) {
   const std::string& name = variant.name;
   begin(size, "the making of " + name);
-  MegaBed bed(lanes_, size.batch, size.source, variant.way, size.tokens, size.memory, size.copies);
+  auto bed = std::make_unique<MegaBed>(lanes_, size.batch, size.source, variant.way, size.tokens, size.memory, size.copies);
   begin(size, "the first call of " + name);
   if (variant.is_fused()) ++fused_;
   size.batch.poison_outputs();
-  bed.call(0, false, give_up_);
-  if (variant.is_auto()) entry["chosen"] = heddle::name(bed.way());
+  bed->call(0, false, give_up_);
+  if (variant.is_auto()) entry["chosen"] = heddle::name(bed->way());
   const auto outputs = right(size, variant, entry, "");
   if (outputs.empty()) return;
   if (variant.way.way == Way::low_latency) size.expected = outputs;
-  add_copies(size, bed.copies(), entry);
-  begin(size, name + " in a graph");
+  add_copies(size, bed->copies(), entry);
   size.batch.poison_outputs();
-  const std::vector<double> samples = time(bed, calls_of(bed.copies()));
+  const std::vector<double> samples = time(size, variant, *bed, entry);
   if (right(size, variant, entry, ", in a graph").empty()) return;
   begin(size, "the parts of " + name);
-  if (!variant.is_fused()) add_parts(bed, entry);
+  if (!variant.is_fused()) add_parts(*bed, entry);
+  two_batches(size, variant, std::move(bed), entry);
   report(size, name, entry, samples);
+  add_lines(size, variant, entry);
 }
 
 /// As many bytes as the weights of a call, brought in by bulk copies on one GPU.
@@ -345,6 +266,8 @@ void MegaRun::without_shared(const Size& size) {
   Size bare{shape, source, size.batch, size.tokens, size.memory, load_of(shape, size.batch), size.routing};
   bare.floor_us = floor_of(bare);
   bare.copies = size.copies;
+  bare.two = size.two;
+  bare.memory_of_both = size.memory_of_both;
   bare.inside_us = size.inside_us;
   reference(bare);
   fused(bare, "none");
@@ -376,6 +299,13 @@ void MegaRun::size(const MegaShape& shape, const LayerSource& drawn, int tokens)
   Size size{shape, source, batch, tokens, memory_of(source, a_.ranks, ways(), tokens), load_of(shape, batch), routing.note};
   size.floor_us = floor_of(size);
   size.copies = std::clamp(static_cast<int>(std::ceil(evicting_bytes / std::max(size.load.weight_bytes, 1.0))), 1, most_copies);
+  std::unique_ptr<TwoBatches> two;
+  if (a_.batches == 2) {
+    two = std::make_unique<TwoBatches>(lanes_, batch, make_routing(routing_of(a_, shape.shape), a_.ranks, 2 * tokens), tokens,
+                                       a_.seed);
+    size.two = two.get();
+    size.memory_of_both = memory_of(source, a_.ranks, ways(), 2 * tokens);
+  }
   stream(size);
   if (!awake_) machine_ = machine_of(lanes_);  // once GPUs are awake, for their clocks
   awake_ = true;
@@ -415,6 +345,9 @@ void MegaRun::all(const std::function<void()>& save, const std::function<void()>
   machine_ = machine_of(lanes_);
   const cuda::DeviceScope scope(lanes_.device(0));
   prepare_streams();
+  if (a_.power) power_ = std::make_unique<PowerLoops>(lanes_, a_.seconds.value_or(5));
+  if (power_ != nullptr && !power_->missing().empty())
+    print_line(fmt::format("power is not known, sustained times are taken all the same: {}", power_->missing()));
   print_line(fmt::format("{} ranks on {} GPUs, routing {}; us a call of the layer, median of {} replays of {} calls or more",
                          a_.ranks, lanes_.gpus(), a_.trace.empty() ? a_.routing : a_.trace, a_.replays, a_.calls));
   print_line("dispatch, experts, combine and the share of what moves rows, dispatch and combine: of calls that are not captured");
@@ -427,21 +360,6 @@ void MegaRun::all(const std::function<void()>& save, const std::function<void()>
   }
   if (wrong_ > 0) print_line(fmt::format("\n{} of the results were wrong", wrong_));
   if (fused_ == 0) throw InputError(refusal_.empty() ? "the fused layer was not measured: see above" : refusal_);
-}
-
-Json MegaRun::json() const {
-  return {{"heddle", version},
-          {"benchmark", "mega"},
-          {"date", now_in_utc()},
-          {"commit", a_.commit},
-          {"command", command_line()},
-          {"machine", machine_},
-          {"ranks", a_.ranks},
-          {"seed", a_.seed},
-          {"replays", a_.replays},
-          {"stream_bytes_per_second", 1e12 * a_.stream_tbps},
-          {"operations_per_second", {{"fp8", tensor_rate(WeightKind::mxfp4)}, {"bf16", tensor_rate(WeightKind::bf16)}}},
-          {"rows", rows_}};
 }
 
 }  // namespace heddle::tool

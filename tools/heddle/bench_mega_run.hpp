@@ -2,12 +2,15 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "bench_mega.hpp"
+#include "bench_mega_batches.hpp"
 #include "bench_mega_bed.hpp"
+#include "bench_mega_power.hpp"
 #include "bench_run.hpp"
 
 namespace heddle::tool {
@@ -45,6 +48,8 @@ class MegaRun {
     ExchangeMemory memory;
     MegaLoad load;
     std::string routing;
+    TwoBatches* two = nullptr;  ///< null: not wanted
+    ExchangeMemory memory_of_both = {};
     double floor_us = 0;
     double stream_us = 0;  ///< 0: not measured
     int copies = 1;
@@ -70,7 +75,11 @@ class MegaRun {
   void combined(const Size& size, const std::string& combine);
   /// Outputs of the last call by rank; empty, after a line, if they are wrong.
   std::vector<std::vector<bf16>> right(Size& size, const Variant& variant, Json& entry, const char* when);
-  std::vector<double> time(MegaBed& bed, int calls);
+  /// A call's microseconds, a sample a replay; with --power also a loop, which becomes an entry.
+  std::vector<double> time(const Size& size, const Variant& variant, MegaBed& bed, Json& entry);
+  /// With --batches 2.
+  void two_batches(const Size& size, const Variant& variant, std::unique_ptr<MegaBed> alone, Json& entry);
+  void add_lines(const Size& size, const Variant& variant, const Json& entry) const;
   void add_parts(MegaBed& bed, Json& entry);
   void report(Size& size, const std::string& name, Json& entry, const std::vector<double>& samples);
   LayerWay automatic() const;
@@ -92,6 +101,7 @@ class MegaRun {
   Lanes& lanes_;
   std::function<void()> save_, give_up_;
   std::string under_way_;
+  std::unique_ptr<PowerLoops> power_;  ///< null: not wanted
   bool awake_ = false;
   int wrong_ = 0;
   int fused_ = 0;        ///< configurations of the fused layer that were measured or found wrong

@@ -3,12 +3,17 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <string>
 
 #include "group/cuda_driver.hpp"
 
 namespace heddle::tool {
 
 using cuda::check;
+
+bool for_lack_of_memory(const Error& error) {
+  return std::string(error.what()).find(cudaGetErrorName(cudaErrorMemoryAllocation)) != std::string::npos;
+}
 
 Block::Block(int device, std::size_t bytes) : device_(device), bytes_(std::max<std::size_t>(bytes, 16)) {
   const cuda::DeviceScope scope(device);

@@ -3,7 +3,12 @@
 
 #include <cstddef>
 
+#include "heddle/error.hpp"
+
 namespace heddle::tool {
+
+/// Was it an allocation on a GPU that failed?
+bool for_lack_of_memory(const Error& error);
 
 /// Device memory of one GPU. Throws Error.
 class Block {

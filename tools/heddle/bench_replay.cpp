@@ -50,16 +50,16 @@ void Lanes::settle(const std::function<void()>& give_up) {
   const auto patience = 2 * deadline_ + std::chrono::seconds(1);
   for (std::size_t gpu = 0; gpu < gpus(); ++gpu) {
     const cuda::DeviceScope scope(device(gpu));
-    for (;;) {
-      const cudaError_t status = cudaStreamQuery(stream(gpu));
-      if (status == cudaSuccess) break;
-      if (status != cudaErrorNotReady) check(status, "work on the GPU");
-      if (std::chrono::steady_clock::now() - since > patience) {
-        if (give_up) give_up();
-        throw Error(ErrorKind::fault,
-                    fmt::format("GPU {} is not done after {} s", device(gpu), std::chrono::duration<double>(patience).count()));
+    for (cudaStream_t one : {stream(gpu), second(gpu)}) {
+      for (cudaError_t status = cudaStreamQuery(one); status != cudaSuccess; status = cudaStreamQuery(one)) {
+        if (status != cudaErrorNotReady) check(status, "work on the GPU");
+        if (std::chrono::steady_clock::now() - since > patience) {
+          if (give_up) give_up();
+          throw Error(ErrorKind::fault,
+                      fmt::format("GPU {} is not done after {} s", device(gpu), std::chrono::duration<double>(patience).count()));
+        }
+        std::this_thread::yield();
       }
-      std::this_thread::yield();
     }
   }
 }
@@ -104,12 +104,17 @@ int kernels_of(cudaGraph_t graph) {
   }));
 }
 
-}  // namespace
+struct Captured {
+  std::vector<Graph> graphs;  ///< a GPU
+  std::vector<int> kernels;   ///< in each
+};
+using StreamOf = cudaStream_t (Lanes::*)(std::size_t) const;
 
-Replay::Replay(Lanes& lanes, const std::function<void()>& work) : lanes_(lanes) {
+/// A graph a GPU of what `work` queues on `stream`.
+Captured captured(const Lanes& lanes, StreamOf stream, const std::function<void()>& work) {
   for (std::size_t gpu = 0; gpu < lanes.gpus(); ++gpu) {
     const cuda::DeviceScope scope(lanes.device(gpu));
-    check(cudaStreamBeginCapture(lanes.stream(gpu), cudaStreamCaptureModeRelaxed), "capture");
+    check(cudaStreamBeginCapture((lanes.*stream)(gpu), cudaStreamCaptureModeRelaxed), "capture");
   }
   std::exception_ptr failed;
   try {
@@ -117,45 +122,77 @@ Replay::Replay(Lanes& lanes, const std::function<void()>& work) : lanes_(lanes) 
   } catch (...) {
     failed = std::current_exception();
   }
+  Captured captured;
   for (std::size_t gpu = 0; gpu < lanes.gpus(); ++gpu) {
     const cuda::DeviceScope scope(lanes.device(gpu));
     cudaGraph_t graph = nullptr;
-    const cudaError_t status = cudaStreamEndCapture(lanes.stream(gpu), &graph);
+    const cudaError_t status = cudaStreamEndCapture((lanes.*stream)(gpu), &graph);
     if (failed) {
       cudaGetLastError();
       if (graph != nullptr) cudaGraphDestroy(graph);
       continue;
     }
     check(status, "end of the capture");
-    kernels_.push_back(kernels_of(graph));
+    captured.kernels.push_back(kernels_of(graph));
     cudaGraphExec_t executable = nullptr;
     check(cudaGraphInstantiate(&executable, graph, 0), "graph");
     check(cudaGraphDestroy(graph), "graph");
-    graphs_.push_back(executable);
-    cudaEvent_t event = nullptr;
-    check(cudaEventCreate(&event), "event");
-    begins_.push_back(event);
-    check(cudaEventCreate(&event), "event");
-    ends_.push_back(event);
+    captured.graphs.emplace_back(executable);
   }
   if (failed) std::rethrow_exception(failed);
+  return captured;
+}
+
+}  // namespace
+
+Replay::Replay(Lanes& lanes, const std::function<void()>& work, const std::function<void()>& beside) : lanes_(lanes) {
+  Captured own = captured(lanes, &Lanes::stream, work);
+  graphs_ = std::move(own.graphs);
+  kernels_ = std::move(own.kernels);
+  if (beside) beside_ = captured(lanes, &Lanes::second, beside).graphs;
+  for (std::size_t gpu = 0; gpu < lanes.gpus(); ++gpu) {
+    const cuda::DeviceScope scope(lanes.device(gpu));
+    for (std::vector<cudaEvent_t>* events : {&begins_, &ends_, &forks_, &joins_}) {
+      cudaEvent_t event = nullptr;
+      check(cudaEventCreate(&event), "event");
+      events->push_back(event);
+    }
+  }
 }
 
 Replay::~Replay() {
-  for (cudaGraphExec_t graph : graphs_) cudaGraphExecDestroy(graph);
-  for (cudaEvent_t event : begins_) cudaEventDestroy(event);
-  for (cudaEvent_t event : ends_) cudaEventDestroy(event);
+  for (const auto* events : {&begins_, &ends_, &forks_, &joins_}) {
+    for (cudaEvent_t event : *events) cudaEventDestroy(event);
+  }
 }
 
-double Replay::once(bool gated, const std::function<void()>& give_up) {
-  if (gated) lanes_.close_gate();
-  for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) {
-    const cuda::DeviceScope scope(lanes_.device(gpu));
-    check(cudaEventRecord(begins_[gpu], lanes_.stream(gpu)), "event");
-    check(cudaGraphLaunch(graphs_[gpu], lanes_.stream(gpu)), "replay");
-    check(cudaEventRecord(ends_[gpu], lanes_.stream(gpu)), "event");
+// The same order on every GPU: even streams that shared a queue would take both graphs one after the other everywhere.
+void Replay::launch(std::size_t gpu) {
+  cudaStream_t stream = lanes_.stream(gpu);
+  if (beside_.empty()) {
+    check(cudaGraphLaunch(graphs_[gpu].get(), stream), "replay");
+    return;
   }
-  lanes_.open_gate();
+  cudaStream_t second = lanes_.second(gpu);
+  check(cudaEventRecord(forks_[gpu], stream), "fork");
+  check(cudaStreamWaitEvent(second, forks_[gpu]), "fork");
+  check(cudaGraphLaunch(graphs_[gpu].get(), stream), "replay");
+  check(cudaGraphLaunch(beside_[gpu].get(), second), "replay beside it");
+  check(cudaEventRecord(joins_[gpu], second), "join");
+  check(cudaStreamWaitEvent(stream, joins_[gpu]), "join");
+}
+
+double Replay::round(int count, bool gated, const std::function<void()>& give_up) {
+  if (gated) lanes_.close_gate();
+  for (int replay = 0; replay < count; ++replay) {
+    for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) {
+      const cuda::DeviceScope scope(lanes_.device(gpu));
+      if (replay == 0) check(cudaEventRecord(begins_[gpu], lanes_.stream(gpu)), "event");
+      launch(gpu);
+      if (replay == count - 1) check(cudaEventRecord(ends_[gpu], lanes_.stream(gpu)), "event");
+    }
+    if (replay == 0) lanes_.open_gate();  // the others are queued while it runs
+  }
   lanes_.settle(give_up);
   double slowest = 0;
   for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) {
@@ -170,13 +207,26 @@ std::vector<double> Replay::run(int replays, const std::function<void()>& check_
                                 const After& after) {
   std::vector<double> samples;
   for (int replay = -3; replay < replays; ++replay) {
-    const double microseconds = once(replay > -3, give_up);  // the first launch uploads the graph
+    const double microseconds = round(1, replay > -3, give_up);  // the first launch uploads the graph
     check_calls();
     if (replay < 0) continue;
     samples.push_back(microseconds);
     if (after) after();
   }
   return samples;
+}
+
+Sustained Replay::sustain(double seconds, int together, const std::function<void()>& check_calls,
+                          const std::function<void()>& give_up) {
+  Sustained all;
+  const auto since = std::chrono::steady_clock::now();
+  while (all.seconds < seconds) {
+    all.samples.push_back(round(together, true, give_up) / together);
+    check_calls();
+    all.replays += together;
+    all.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count();
+  }
+  return all;
 }
 
 }  // namespace heddle::tool

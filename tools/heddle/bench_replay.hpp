@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "provenance.hpp"
@@ -32,7 +33,7 @@ class Lanes {
   /// Queues the gate on all streams; `open` lets them go.
   void close_gate();
   void open_gate();
-  /// Waits for everything on all first streams. Throws Error if that takes more than the deadline, after
+  /// Waits for everything on all streams. Throws Error if that takes more than the deadline, after
   /// having called `give_up`, which makes kernels leave that would wait for ever.
   void settle(const std::function<void()>& give_up = {});
 
@@ -63,10 +64,24 @@ class Marks {
   std::vector<std::vector<cudaEvent_t>> events_;  ///< a GPU
 };
 
-/// What `work` queues on the lanes' first streams, as a graph a GPU.
+struct DestroyGraph {
+  void operator()(cudaGraphExec_t graph) const { cudaGraphExecDestroy(graph); }
+};
+using Graph = std::unique_ptr<CUgraphExec_st, DestroyGraph>;
+
+/// Replays for some time.
+struct Sustained {
+  std::vector<double>
+      samples;  ///< microseconds a replay on the slowest GPU, one of each round of replays that were queued together
+  long long replays = 0;
+  double seconds = 0;  ///< of the host, from the first to the end of the last
+};
+
+/// What `work` queues on the lanes' first streams, as a graph a GPU, and what `beside` queues on the second ones, as another, which
+/// begins with the first and is part of its time: nothing else orders the kernels of the two.
 class Replay {
  public:
-  Replay(Lanes& lanes, const std::function<void()>& work);
+  Replay(Lanes& lanes, const std::function<void()>& work, const std::function<void()>& beside = {});
   ~Replay();
   Replay(const Replay&) = delete;
   Replay& operator=(const Replay&) = delete;
@@ -78,14 +93,18 @@ class Replay {
                           const After& after = {});
   /// Kernels in the graph of one GPU.
   int kernels(std::size_t gpu) const { return kernels_[gpu]; }
+  /// Replays, `together` of them queued at once, for at least `seconds`. `check` is called after each round.
+  Sustained sustain(double seconds, int together, const std::function<void()>& check, const std::function<void()>& give_up = {});
 
  private:
-  double once(bool gated, const std::function<void()>& give_up);
+  void launch(std::size_t gpu);
+  /// Microseconds of `count` replays on the slowest GPU.
+  double round(int count, bool gated, const std::function<void()>& give_up);
 
   Lanes& lanes_;
-  std::vector<cudaGraphExec_t> graphs_;
-  std::vector<int> kernels_;
-  std::vector<cudaEvent_t> begins_, ends_;
+  std::vector<Graph> graphs_, beside_;  ///< a GPU; none beside: empty
+  std::vector<int> kernels_;            ///< in each of the first
+  std::vector<cudaEvent_t> begins_, ends_, forks_, joins_;
 };
 
 }  // namespace heddle::tool

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "bench_machine.hpp"
+#include "bench_memory.hpp"
 #include "bench_nccl.hpp"
 #include "bench_studies.hpp"
 #include "heddle/error.hpp"
@@ -32,10 +33,6 @@ std::string label_title() {
 }
 
 namespace {
-
-bool for_lack_of_memory(const Error& error) {
-  return std::string(error.what()).find(cudaGetErrorName(cudaErrorMemoryAllocation)) != std::string::npos;
-}
 
 void print_times(const std::string& label, const Json& entry, const std::string& remark) {
   const auto number = [&](const char* field) { return entry.at(field).get<double>(); };
