@@ -93,7 +93,7 @@ struct DeviceLayer::Impl {
 DeviceLayer::Impl::Impl(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeMemory& memory,
                         std::span<const LayerWeights> weights, const LayerOptions& layer_options, const DeviceLayerOptions& device)
     : options(layer_options),
-      parts{workspace, gpu, static_cast<std::size_t>(weights.front().shape.hidden), weights.front().shape.topk, layer_options.cap},
+      parts{workspace, gpu, TokenSizes::of(weights.front().shape), layer_options.cap},
       chooser(weights.front(), layer_options, candidates_on_gpus(weights.front(), layer_options), workspace.impl().map.model()),
       wants_times(device.timed) {
   const cuda::DeviceScope scope(parts.device());
@@ -149,7 +149,7 @@ void DeviceLayer::Impl::make_parts(std::span<const LayerWeights> weights, const 
                                        [](const LayerOptions& one) { return one.way == Way::gather; });
   if (only_gather) return;
   parts.slice_tokens = DeviceArray<int>(gpu, parts.locals());
-  parts.slice_out = DeviceArray<bf16>(gpu, parts.locals() * static_cast<std::size_t>(options.cap) * parts.hidden);
+  parts.slice_out = DeviceArray<bf16>(gpu, parts.locals() * static_cast<std::size_t>(options.cap) * parts.sizes.hidden);
 }
 
 /// Nothing where there are no chains: the fused layer then loads its own.
@@ -171,14 +171,11 @@ std::vector<DeviceInput> DeviceLayer::Impl::inputs_of(int pass, DeviceStream str
   call.first = passes.first(pass);
   call.most = passes.size;
   call.last = passes.is_last(pass);
-  const auto first = static_cast<std::size_t>(call.first);
-  std::vector<DeviceInput> own = inputs;
-  for (std::size_t i = 0; i < own.size(); ++i) {
-    call.tokens[i] = own[i].tokens;
-    own[i].tokens = pass_tokens.data() + i;
-    if (own[i].hidden != nullptr) own[i].hidden += first * parts.hidden;
-    if (own[i].ids != nullptr) own[i].ids += first * static_cast<std::size_t>(parts.topk);
-    if (own[i].weights != nullptr) own[i].weights += first * static_cast<std::size_t>(parts.topk);
+  std::vector<DeviceInput> own;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    call.tokens[i] = inputs[i].tokens;
+    own.push_back(parts.sizes.from(inputs[i], call.first));
+    own.back().tokens = pass_tokens.data() + i;
   }
   launch_pass(call, stream);
   return own;
@@ -229,10 +226,8 @@ void DeviceLayer::Impl::end(std::span<bf16* const> outputs, DeviceStream stream)
   const cuda::DeviceScope scope(parts.device());
   for (int pass = 0; pass < passes.count; ++pass) {
     if (pass > 0) begin_later_pass(pass, stream);
-    std::vector<bf16*> places(outputs.begin(), outputs.end());
-    for (bf16*& place : places) {
-      if (place != nullptr) place += static_cast<std::size_t>(passes.first(pass)) * parts.hidden;
-    }
+    std::vector<bf16*> places;
+    for (bf16* place : outputs) places.push_back(parts.sizes.outputs_from(place, passes.first(pass)));
     now->end(places, stream, marks_of(pass));
   }
 }
@@ -302,7 +297,7 @@ std::size_t DeviceLayer::buffer_bytes() const {
   std::size_t bytes = parts.shared != nullptr ? parts.shared->buffer_bytes() : 0;
   for (const RankExperts& mine : parts.experts) bytes += mine.buffer_bytes();
   if (parts.slice_out.data() == nullptr) return bytes;
-  return bytes + parts.locals() * static_cast<std::size_t>(parts.cap) * parts.hidden * sizeof(bf16);
+  return bytes + parts.locals() * static_cast<std::size_t>(parts.cap) * parts.sizes.hidden * sizeof(bf16);
 }
 
 }  // namespace heddle

@@ -19,6 +19,7 @@
 #include "job_ranks.hpp"
 #include "layer/candidates.hpp"
 #include "layer/options.hpp"
+#include "layer/token_sizes.hpp"
 
 namespace heddle::tool {
 
@@ -138,16 +139,15 @@ void attempt(const Job& job, int rank, const std::function<void()>& part) {
 void call_layer(const Job& job, int rank, MoeLayer& layer, const std::function<void()>& start) {
   const Inputs& inputs = job.inputs;
   const bool all = job.options.tensor_parallel;
-  const auto hidden = static_cast<std::size_t>(inputs.source.shape.hidden);
-  const auto first = all ? std::size_t{0} : static_cast<std::size_t>(job.firsts[static_cast<std::size_t>(rank)]);
-  LayerInput input;
-  input.tokens = all ? inputs.tokens() : inputs.tokens_per_rank[static_cast<std::size_t>(rank)];
-  input.hidden = inputs.hidden_states.data() + first * hidden;
-  input.ids = inputs.routing.ids.data() + first * static_cast<std::size_t>(inputs.routing.topk);
-  input.weights = inputs.routing.weights.data() + first * static_cast<std::size_t>(inputs.routing.topk);
+  const TokenSizes sizes = TokenSizes::of(inputs.source.shape);
+  const int first = all ? 0 : job.firsts[static_cast<std::size_t>(rank)];
+  const LayerInput input =
+      sizes.from(LayerInput{all ? inputs.tokens() : inputs.tokens_per_rank[static_cast<std::size_t>(rank)],
+                            inputs.hidden_states.data(), inputs.routing.ids.data(), inputs.routing.weights.data()},
+                 first);
   // Under tensor-parallel attention every rank has all outputs; rank 0 keeps its own for the command.
-  std::vector<bf16> mine(all && rank != 0 ? static_cast<std::size_t>(input.tokens) * hidden : 0);
-  bf16* out = all && rank != 0 ? mine.data() : job.output + first * hidden;
+  std::vector<bf16> mine(all && rank != 0 ? static_cast<std::size_t>(input.tokens) * sizes.hidden : 0);
+  bf16* out = all && rank != 0 ? mine.data() : sizes.outputs_from(job.output, first);
   const Step step{all ? inputs.tokens() : job.most_tokens, Phase::decode};
   for (int i = 0; i < job.trace.warm_calls; ++i) layer.forward(input, step, out);
   start();
