@@ -45,18 +45,15 @@ const LayerReport& HostRank::call(int layer, int tokens) {
 }
 
 void on_thread_group(int ranks, int deadline_ms, const std::string& what, const std::function<void(Group&)>& body) {
-  std::vector<std::string> failures(index(ranks));
+  std::vector<RankOutcome> outcomes(index(ranks));
   auto groups = create_thread_group(ranks, {std::chrono::milliseconds(deadline_ms)});
   run_in_threads(0, ranks, [&](int rank) {
-    try {
-      body(*groups[index(rank)]);
-    } catch (const std::exception& error) {
-      failures[index(rank)] = error.what();
-    }
+    attempt(outcomes[index(rank)], rank, [&] {
+      const auto group = std::move(groups[index(rank)]);  // gone with a rank that fails, which the others notice
+      body(*group);
+    });
   });
-  for (const std::string& failure : failures) {
-    if (!failure.empty()) throw Error(ErrorKind::fault, fmt::format("{}: {}", what, failure));
-  }
+  throw_failure(outcomes, what + ": ");
 }
 
 void on_host_ranks(const Inputs& inputs, const LayerOptions& options, int layers, const std::function<void(HostRank&)>& body) {

@@ -83,58 +83,7 @@ std::string run_ranks(const Job& job) {
   return "";
 }
 
-/// The outcome that explains a failed run: bad input first, then a rank's own fault, then any.
-void throw_failure(const Job& job, const std::string& killed) {
-  const RankOutcome* chosen = nullptr;
-  const auto weight = [](const RankOutcome& outcome) {
-    switch (outcome.state) {
-      case RankOutcome::State::done:
-        return 0;
-      case RankOutcome::State::silent:
-        return 1;
-      case RankOutcome::State::fault:
-        return outcome.own_fault ? 3 : 2;
-      case RankOutcome::State::bad_input:
-        return 4;
-    }
-    return 0;
-  };
-  for (int rank = 0; rank < job.inputs.ranks; ++rank) {
-    const RankOutcome& outcome = job.outcomes[rank];
-    if (weight(outcome) > (chosen == nullptr ? 0 : weight(*chosen))) chosen = &outcome;
-  }
-  if (chosen == nullptr) return;
-  const auto rank = chosen - job.outcomes;
-  switch (chosen->state) {
-    case RankOutcome::State::bad_input:
-      throw InputError(chosen->message);
-    case RankOutcome::State::silent:
-      throw Error(ErrorKind::fault, fmt::format("the process of rank {} ended without a word{}", rank, killed));
-    default:
-      throw Error(ErrorKind::fault, chosen->message + killed);
-  }
-}
-
 }  // namespace
-
-void attempt(const Job& job, int rank, const std::function<void()>& part) {
-  RankOutcome& outcome = job.outcomes[rank];
-  const auto leave = [&outcome](RankOutcome::State state, const char* message) {
-    std::snprintf(outcome.message, sizeof outcome.message, "%s", message);
-    outcome.state = state;
-  };
-  try {
-    part();
-    outcome.state = RankOutcome::State::done;
-  } catch (const FaultError& error) {
-    outcome.own_fault = error.fault().rank == rank;
-    leave(RankOutcome::State::fault, error.what());
-  } catch (const InputError& error) {
-    leave(RankOutcome::State::bad_input, error.what());
-  } catch (const std::exception& error) {
-    leave(RankOutcome::State::fault, error.what());
-  }
-}
 
 void call_layer(const Job& job, int rank, MoeLayer& layer, const std::function<void()>& start) {
   const Inputs& inputs = job.inputs;
@@ -223,7 +172,8 @@ JobResult run_job(const Inputs& inputs, const LayerOptions& options, const JobTr
   const LayerWeights common = LayerWeights::common(inputs.source, job.placement);
   const Candidates candidates = candidates_of(common, options, inputs.host_experts ? Engine::host : Engine::gpus);
   for (const LayerOptions& one : candidates.options) exchange_options(common, one);  // what does not fit is said before ranks start
-  throw_failure(job, run_ranks(job));
+  const std::string killed = run_ranks(job);
+  throw_failure({job.outcomes, ranks}, "", killed);
   const Way way = job.outcomes[0].report.way;
   result.options =
       *std::find_if(candidates.options.begin(), candidates.options.end(), [&](const LayerOptions& one) { return one.way == way; });
