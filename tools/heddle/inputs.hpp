@@ -64,6 +64,10 @@ struct Inputs {
 /// Throws InputError: one line, what, where, what would be right.
 Inputs load_inputs(const LayerArguments& arguments);
 
+/// The weight format that `command` draws on GPUs: as typed, else the preset's. Throws InputError without a preset, or where neither
+/// says one.
+std::string drawn_weights(const LayerArguments& layer, const std::string& command);
+
 /// Writes layer.safetensors, batch.safetensors and config.json that give the same run again.
 void save_inputs(const Inputs& inputs, const std::string& folder);
 
