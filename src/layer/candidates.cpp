@@ -6,6 +6,7 @@
 
 #include "heddle/error.hpp"
 #include "layer/options.hpp"
+#include "mega/kernel_limits.hpp"
 
 namespace heddle {
 
@@ -31,17 +32,6 @@ LayerOptions options_for(const LayerOptions& options, Way way) {
   return one;
 }
 
-/// The fused kernel's arithmetic: see DeviceMega.
-std::string refused_by_kernel(const LayerWeights& weights, const LayerOptions& options) {
-  const bool fp8 = weights.kind == WeightKind::mxfp4 || weights.kind == WeightKind::fp8_block;
-  if (!fp8 && weights.kind != WeightKind::bf16) return "its kernel takes mxfp4, fp8 block and bf16 weights";
-  const Activation wanted = fp8 ? Activation::fp8 : Activation::bf16;
-  if (activation_of(weights.kind, options) != wanted)
-    return fmt::format("its kernel takes {} activations with these weights", fp8 ? "fp8" : "bf16");
-  const Wire wire = fp8 ? Wire::fp8 : Wire::bf16;
-  return options.wire.value_or(wire) == wire ? "" : fmt::format("its kernel takes rows as {} from the wire", fp8 ? "fp8" : "bf16");
-}
-
 /// Why a way is no candidate; empty: it is one.
 std::string refusal(const LayerWeights& weights, const LayerOptions& one, const AutoOptions& automatic, Engine engine) {
   const std::vector<Way>& named = automatic.ways;
@@ -52,11 +42,11 @@ std::string refusal(const LayerWeights& weights, const LayerOptions& one, const 
   if (automatic.sums == SumOrder::two_stages && sums_slots(one)) return "it sums over slots, two stages are asked for";
   if (engine == Engine::gpus && !is_named && host_waits(one)) return "its host waits for counts, so it cannot be captured";
   try {
-    exchange_options(weights, one);
+    const ExchangeOptions exchange = exchange_options(weights, one);
+    return engine == Engine::gpus && one.way == Way::mega ? refused_by_kernel(exchange, weights.kind) : "";
   } catch (const InputError& error) {
     return error.what();
   }
-  return engine == Engine::gpus && one.way == Way::mega ? refused_by_kernel(weights, one) : "";
 }
 
 }  // namespace

@@ -31,23 +31,6 @@ void check_weights_of_ranks(const DeviceWorkspace& workspace, std::size_t gpu, s
   }
 }
 
-/// The same on all GPUs: what a kernel holds follows from the options.
-Candidates candidates_on_gpus(const LayerWeights& weights, const LayerOptions& options) {
-  Candidates candidates = candidates_of(weights, options, Engine::gpus);
-  if (options.way != Way::automatic || candidates.options.size() == 1) return candidates;
-  std::erase_if(candidates.options, [&](const LayerOptions& one) {
-    if (one.way != Way::mega) return false;
-    try {
-      check_device_mega(exchange_options(weights, one), weights.kind);
-      return false;
-    } catch (const InputError& error) {
-      candidates.refused.push_back({one.way, error.what()});
-      return true;
-    }
-  });
-  return candidates;
-}
-
 /// Without what only another way's kernels have, where a layer chooses among several.
 DeviceLayerOptions options_for(const DeviceLayerOptions& device, Way way, bool chosen) {
   DeviceLayerOptions one = device;
@@ -94,7 +77,7 @@ DeviceLayer::Impl::Impl(DeviceWorkspace& workspace, std::size_t gpu, const Excha
                         std::span<const LayerWeights> weights, const LayerOptions& layer_options, const DeviceLayerOptions& device)
     : options(layer_options),
       parts{workspace, gpu, TokenSizes::of(weights.front().shape), layer_options.cap},
-      chooser(weights.front(), layer_options, candidates_on_gpus(weights.front(), layer_options), workspace.impl().map.model()),
+      chooser(weights.front(), layer_options, candidates_of(weights.front(), layer_options, Engine::gpus), workspace.impl().map.model()),
       wants_times(device.timed) {
   const cuda::DeviceScope scope(parts.device());
   prepare_layer_kernels();
