@@ -33,7 +33,8 @@ LayerOptions options_for(const LayerOptions& options, Way way) {
 }
 
 /// Why a way is no candidate; empty: it is one.
-std::string refusal(const LayerWeights& weights, const LayerOptions& one, const AutoOptions& automatic, Engine engine) {
+std::string refusal(const LayerWeights& weights, const LayerOptions& one, const AutoOptions& automatic, Engine engine,
+                    const CandidateCheck& check) {
   const std::vector<Way>& named = automatic.ways;
   const bool is_named = std::find(named.begin(), named.end(), one.way) != named.end();
   if (!named.empty() && !is_named) return "not among the candidates that were named";
@@ -43,7 +44,8 @@ std::string refusal(const LayerWeights& weights, const LayerOptions& one, const 
   if (engine == Engine::gpus && !is_named && host_waits(one)) return "its host waits for counts, so it cannot be captured";
   try {
     const ExchangeOptions exchange = exchange_options(weights, one);
-    return engine == Engine::gpus && one.way == Way::mega ? refused_by_kernel(exchange, weights.kind) : "";
+    if (engine == Engine::gpus && one.way == Way::mega) return refused_by_kernel(exchange, weights.kind);
+    return check ? check(exchange) : "";
   } catch (const InputError& error) {
     return error.what();
   }
@@ -51,7 +53,7 @@ std::string refusal(const LayerWeights& weights, const LayerOptions& one, const 
 
 }  // namespace
 
-Candidates candidates_of(const LayerWeights& weights, const LayerOptions& options, Engine engine) {
+Candidates candidates_of(const LayerWeights& weights, const LayerOptions& options, Engine engine, const CandidateCheck& check) {
   Candidates candidates;
   if (options.way != Way::automatic) {
     candidates.options.push_back(options);
@@ -59,7 +61,7 @@ Candidates candidates_of(const LayerWeights& weights, const LayerOptions& option
   }
   for (const Way way : real_ways) {
     const LayerOptions one = options_for(options, way);
-    std::string reason = refusal(weights, one, options.automatic, engine);
+    std::string reason = refusal(weights, one, options.automatic, engine, check);
     if (reason.empty()) {
       candidates.options.push_back(one);
     } else {
@@ -120,21 +122,27 @@ int WayChooser::tokens_of(const Step& step) const {
   return static_cast<int>((static_cast<long long>(step.max_tokens) + request_.ranks - 1) / request_.ranks);
 }
 
-WayChoice WayChooser::choose(int max_tokens) const { return choose_way(*table_, key_, request_, ways_, max_tokens); }
-
-std::size_t WayChooser::pick(const Step& step) {
-  if (ways_.size() == 1) return 0;
-  const int tokens = tokens_of(step);
-  const auto known = picked_.find(tokens);
-  if (known != picked_.end()) return known->second;
-  const auto place = std::find(ways_.begin(), ways_.end(), choose(tokens).way);
-  return picked_[tokens] = static_cast<std::size_t>(place - ways_.begin());
+std::vector<Way> WayChooser::usable(std::span<const RefusedWay> not_now) const {
+  std::vector<Way> ways = ways_;
+  for (const RefusedWay& one : not_now) std::erase(ways, one.way);
+  return ways.empty() ? ways_ : ways;
 }
 
-WayChoice WayChooser::explain(const Step& step) const {
-  WayChoice choice = choose(tokens_of(step));
+std::size_t WayChooser::pick(const Step& step, std::span<const RefusedWay> not_now) {
+  if (ways_.size() == 1) return 0;
+  const std::pair key(tokens_of(step), usable(not_now));
+  const auto known = picked_.find(key);
+  if (known != picked_.end()) return known->second;
+  const Way way = choose_way(*table_, key_, request_, key.second, key.first).way;
+  return picked_[key] = static_cast<std::size_t>(std::find(ways_.begin(), ways_.end(), way) - ways_.begin());
+}
+
+WayChoice WayChooser::explain(const Step& step, std::span<const RefusedWay> not_now) const {
+  const std::vector<Way> ways = usable(not_now);
+  WayChoice choice = choose_way(*table_, key_, request_, ways, tokens_of(step));
   if (asked_) choice.source = fmt::format("the layer was made with this way; {}", choice.source);
   choice.refused = candidates_.refused;
+  if (ways.size() < ways_.size()) choice.refused.insert(choice.refused.end(), not_now.begin(), not_now.end());
   return choice;
 }
 

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "exchange/cuda_nccl.hpp"
+#include "exchange/gather/by_nccl.hpp"
 #include "group/cuda_workspace.hpp"
 #include "layer/candidates.hpp"
 #include "layer/cuda_body.hpp"
@@ -29,6 +31,14 @@ void check_weights_of_ranks(const DeviceWorkspace& workspace, std::size_t gpu, s
     if (weights[i].experts.size() == experts) continue;
     throw InputError(fmt::format("rank {} is given {} experts, its placement says {}", rank, weights[i].experts.size(), experts));
   }
+}
+
+/// Of way auto: gather is a candidate where NCCL, if it is to move its rows, can.
+CandidateCheck check_of(const DeviceWorkspace& workspace, const DeviceLayerOptions& device) {
+  return [&workspace, nccl = device.exchange.nccl](const ExchangeOptions& exchange) -> std::string {
+    if (nccl == nullptr || exchange.way != Way::gather) return "";
+    return refused_by_nccl(exchange, workspace.impl().map, nccl->impl().map);
+  };
 }
 
 /// Without what only another way's kernels have, where a layer chooses among several.
@@ -56,6 +66,7 @@ struct DeviceLayer::Impl {
   void check_passes(DeviceStream stream) const;
   void begin_later_pass(int pass, DeviceStream stream);
   std::vector<DeviceInput> inputs_of(int pass, DeviceStream stream);
+  std::vector<RefusedWay> not_now() const;
   const CallMarks* marks_of(int pass);
   MegaWeights loaded_weights() const;
 
@@ -64,6 +75,7 @@ struct DeviceLayer::Impl {
   WayChooser chooser;
   std::vector<std::unique_ptr<DeviceBody>> bodies;  ///< a candidate
   DeviceBody* now = nullptr;                        ///< of the last call
+  bool goes_by_nccl;                                ///< gather, if it is a candidate
   bool wants_times;
   bool timed = false;  ///< this call
   Step step;           ///< of this call
@@ -77,7 +89,10 @@ DeviceLayer::Impl::Impl(DeviceWorkspace& workspace, std::size_t gpu, const Excha
                         std::span<const LayerWeights> weights, const LayerOptions& layer_options, const DeviceLayerOptions& device)
     : options(layer_options),
       parts{workspace, gpu, TokenSizes::of(weights.front().shape), layer_options.cap},
-      chooser(weights.front(), layer_options, candidates_of(weights.front(), layer_options, Engine::gpus), workspace.impl().map.model()),
+      chooser(weights.front(), layer_options,
+              candidates_of(weights.front(), layer_options, Engine::gpus, check_of(workspace, device)),
+              workspace.impl().map.model()),
+      goes_by_nccl(device.exchange.nccl != nullptr),
       wants_times(device.timed) {
   const cuda::DeviceScope scope(parts.device());
   prepare_layer_kernels();
@@ -143,6 +158,13 @@ MegaWeights DeviceLayer::Impl::loaded_weights() const {
   return loaded;
 }
 
+/// Candidates that cannot be called as long as ranks are masked.
+std::vector<RefusedWay> DeviceLayer::Impl::not_now() const {
+  if (!goes_by_nccl) return {};
+  const std::string reason = refused_while_masked(parts.workspace.live());
+  return reason.empty() ? std::vector<RefusedWay>() : std::vector<RefusedWay>{{Way::gather, reason}};
+}
+
 const CallMarks* DeviceLayer::Impl::marks_of(int pass) { return timed ? &marks[static_cast<std::size_t>(pass)] : nullptr; }
 
 std::vector<DeviceInput> DeviceLayer::Impl::inputs_of(int pass, DeviceStream stream) {
@@ -196,7 +218,7 @@ void DeviceLayer::Impl::begin(std::span<const DeviceInput> given, const Step& gi
   step = given_step;
   passes = Passes::of(options, parts.workspace.ranks(), step);
   check_passes(stream);
-  now = bodies[chooser.pick(passes.step(0, step))].get();
+  now = bodies[chooser.pick(passes.step(0, step), not_now())].get();
   inputs.assign(given.begin(), given.end());
   timed = wants_times && !is_captured(stream);
   while (timed && marks.size() < static_cast<std::size_t>(passes.count)) marks.emplace_back();
@@ -262,7 +284,8 @@ DeviceLayerSeconds DeviceLayer::seconds() const {
 Way DeviceLayer::way() const { return impl_->now->settings().way; }
 int DeviceLayer::passes() const { return impl_->passes.count; }
 WayChoice DeviceLayer::explain(const Step& step) const {
-  return impl_->chooser.explain(Passes::of(impl_->options, impl_->parts.workspace.ranks(), step).step(0, step));
+  const Passes passes = Passes::of(impl_->options, impl_->parts.workspace.ranks(), step);
+  return impl_->chooser.explain(passes.step(0, step), impl_->not_now());
 }
 const ExchangeOptions& DeviceLayer::exchange_options() const { return impl_->now->settings(); }
 const DeviceExchange& DeviceLayer::exchange() const { return impl_->now->exchange(); }
