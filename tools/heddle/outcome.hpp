@@ -79,7 +79,8 @@ inline void throw_failure(std::span<const RankOutcome> outcomes, const std::stri
     case RankOutcome::State::bad_input:
       throw InputError(front + cause->message);
     case RankOutcome::State::silent:
-      throw Error(ErrorKind::fault, fmt::format("{}the process of rank {} ended without a word{}", front, cause - outcomes.data(), killed));
+      throw Error(ErrorKind::fault,
+                  fmt::format("{}the process of rank {} ended without a word{}", front, cause - outcomes.data(), killed));
     default:
       throw Error(ErrorKind::fault, front + cause->message + killed);
   }
