@@ -90,6 +90,15 @@ TEST_F(CommandAuto, TuneSaysWhatItNeeds) {
   expect_error(2, "tune --from " + file("none") + out("n"), "none");
 }
 
+TEST_F(CommandAuto, TuneOnGpusRefusesByNameWhatItWouldNotMeasure) {
+  const std::string on_gpus = "tune --engine cuda --preset deepseek-v4-flash --ranks 2 --sizes 2" + out("n");
+  for (const char* flag : {"--workers", "--block-rows", "--cap"}) expect_error(2, on_gpus + " " + flag + " 16", flag);
+  for (const char* flag : {"--tensor-parallel", "--processes", "--cpu-sync"}) expect_error(2, on_gpus + " " + flag, flag);
+  expect_error(2, on_gpus + " --activation bf16", "mxfp4 weights are measured with fp8 activations");
+  expect_error(2, on_gpus + " --weights bf16 --activation fp8", "bf16 weights are measured with bf16 activations");
+  expect_error(2, on_gpus + " --activation int8", "--activation int8");
+}
+
 /// The shipped table is what the measured results of the repository give.
 TEST_F(CommandAuto, TakesTimesFromTheBenchmarksFiles) {
   const fs::path results = fs::path(HEDDLE_TEST_DATA).parent_path().parent_path() / "bench" / "results";

@@ -1,5 +1,7 @@
 // Way auto: the table's best way, the same on all ranks, with that way's bits; tables that differ are refused; memory is known
 // before.
+#include <fmt/format.h>
+
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -166,6 +168,74 @@ TEST(LayerAuto, ItSaysWhatItLeavesOutAndWhy) {
   } catch (const InputError& error) {
     EXPECT_NE(std::string(error.what()).find("weight_at"), std::string::npos) << error.what();
   }
+}
+
+LayerOptions auto_options() {
+  LayerOptions options;
+  options.way = Way::automatic;
+  options.cap = 8;
+  options.automatic.machine = machine;
+  return options;
+}
+
+LayerWeights small_weights() {
+  LayerWeights weights;
+  weights.shape = {128, 128, 8, 2, {}};
+  weights.kind = WeightKind::bf16;
+  weights.placement = Placement::contiguous(8, 2);
+  return weights;
+}
+
+/// Gather fastest, then low_latency.
+std::shared_ptr<const TuningTable> gather_first() {
+  auto table = std::make_shared<TuningTable>();
+  const TuningKey key{machine, 128, 128, 8, 2, 2, WeightKind::bf16, Activation::bf16};
+  table->add({key, "made up", {{4, {{Way::gather, 1.0}, {Way::low_latency, 2.0}, {Way::mega, 3.0}}}}});
+  return table;
+}
+
+/// As gather by NCCL on GPUs.
+TEST(LayerAuto, AWayThatCannotBeMadeIsLeftOutWithItsReason) {
+  const LayerWeights weights = small_weights();
+  LayerOptions options = auto_options();
+  options.automatic.table = gather_first();
+  const CandidateCheck no_gather = [](const ExchangeOptions& exchange) {
+    return exchange.way == Way::gather ? fmt::format("a cap of {} is not liked", exchange.cap) : "";
+  };
+  const WayChooser all(weights, options, candidates_of(weights, options), "");
+  const WayChooser others(weights, options, candidates_of(weights, options, Engine::host, no_gather), "");
+  EXPECT_EQ(all.explain({4, Phase::decode}).way, Way::gather);
+  EXPECT_EQ(others.explain({4, Phase::decode}).way, Way::low_latency);
+  const std::string text = others.explain({4, Phase::decode}).text();
+  EXPECT_NE(text.find("left out: a cap of 8 is not liked"), std::string::npos) << text;
+  options.automatic.ways = {Way::gather};
+  try {
+    candidates_of(weights, options, Engine::host, no_gather);
+    ADD_FAILURE() << "nothing is left";
+  } catch (const InputError& error) {
+    EXPECT_NE(std::string(error.what()).find("gather: a cap of 8 is not liked"), std::string::npos) << error.what();
+  }
+}
+
+/// As gather by NCCL while a rank is masked.
+TEST(LayerAuto, AWayThatCannotBeCalledNowIsLeftOutUntilItCan) {
+  const LayerWeights weights = small_weights();
+  LayerOptions options = auto_options();
+  options.automatic.table = gather_first();
+  options.automatic.ways = {Way::gather, Way::low_latency};
+  WayChooser chooser(weights, options, candidates_of(weights, options), "");
+  const auto picked = [&](std::span<const RefusedWay> not_now) {
+    const Way way = chooser.options()[chooser.pick({4, Phase::decode}, not_now)].way;
+    EXPECT_EQ(chooser.explain({4, Phase::decode}, not_now).way, way);
+    return way;
+  };
+  const std::vector<RefusedWay> no_gather{{Way::gather, "rank 1 is masked"}};
+  EXPECT_EQ(picked({}), Way::gather);
+  EXPECT_EQ(picked(no_gather), Way::low_latency);
+  EXPECT_NE(chooser.explain({4, Phase::decode}, no_gather).text().find("left out: rank 1 is masked"), std::string::npos);
+  EXPECT_EQ(picked({}), Way::gather) << "what was picked meanwhile is not kept";
+  const std::vector<RefusedWay> none{{Way::gather, "masked"}, {Way::low_latency, "masked, too"}};
+  EXPECT_EQ(picked(none), Way::gather) << "which then says itself what is wrong";
 }
 
 // How mega puts its results is mega's alone: it leaves other ways what they are, and takes mega out where bits are to be the same.

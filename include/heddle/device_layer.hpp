@@ -45,7 +45,8 @@ struct DeviceLayerSeconds {
 ///
 /// With Way::automatic the layer has every candidate's exchange and the fused kernel over one set of weights and buffers, and each
 /// call goes the way that the tuning table names for its step: the same on all GPUs, and in a graph the one chosen at capture. Of
-/// DeviceExchangeOptions, NCCL is gather's and counters and bulk copies are the chains'. With Overflow::split the first pass begins
+/// DeviceExchangeOptions, NCCL is gather's, which is left out where NCCL cannot serve it and while a rank is masked, and counters
+/// and bulk copies are the chains'. With Overflow::split the first pass begins
 /// in begin(), the others in end(); numbers of tokens are still read on the device, the number of passes follows from the step. The
 /// router is not part of a layer on GPUs: ids and weights come from the caller.
 class DeviceLayer {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "checkpoint/describe.hpp"
+#include "experts/words.hpp"
 #include "heddle/error.hpp"
 
 namespace heddle::checkpoint {

@@ -7,8 +7,10 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <string_view>
 
 #include "checkpoint/describe.hpp"
+#include "experts/words.hpp"
 #include "heddle/error.hpp"
 
 namespace heddle::checkpoint {
@@ -173,22 +175,6 @@ float read_tensor_scale(const MatrixSource& source) {
 }
 
 }  // namespace
-
-std::string_view kind_text(WeightKind kind) {
-  switch (kind) {
-    case WeightKind::bf16:
-      return "bf16";
-    case WeightKind::fp8_block:
-      return "fp8 block";
-    case WeightKind::mxfp4:
-      return "mxfp4";
-    case WeightKind::nvfp4:
-      return "nvfp4";
-    case WeightKind::mxfp8:
-      return "mxfp8";
-  }
-  return "unknown";
-}
 
 std::span<const std::byte> OwnedMemory::aligned(std::span<const std::byte> bytes, std::size_t alignment) {
   if (bytes.empty() || reinterpret_cast<std::uintptr_t>(bytes.data()) % alignment == 0) return bytes;

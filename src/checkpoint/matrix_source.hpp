@@ -5,16 +5,12 @@
 #include <deque>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "checkpoint/tensor_table.hpp"
 #include "heddle/experts.hpp"
 
 namespace heddle::checkpoint {
-
-/// "fp8 block", "mxfp4", ... for messages.
-std::string_view kind_text(WeightKind kind);
 
 /// Memory for what cannot be a view of the file: unaligned tensors, transposed matrices.
 class OwnedMemory {

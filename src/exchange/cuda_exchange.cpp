@@ -272,6 +272,7 @@ void DeviceExchangeBase::launch(const void* kernel, const void* parameters, Halv
   const cuda::DeviceScope scope(device());
   cudaLaunchAttribute attributes[3];
   const cudaLaunchConfig_t config = configuration(shape_for(call_.max_tokens, halves), attributes, stream);
+  static_assert(trace::fits_cells(threads_a_cta));
   trace::record_launch(call->team,
                        {rank_of(0), local_ranks(), static_cast<int>(config.gridDim.x), static_cast<int>(config.blockDim.x)});
   void* arguments[] = {const_cast<void*>(parameters)};

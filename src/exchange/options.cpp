@@ -10,6 +10,7 @@
 #include "exchange/low_latency/layout.hpp"
 #include "exchange/normal/layout.hpp"
 #include "exchange/one_sided/layout.hpp"
+#include "group/fingerprint.hpp"
 #include "heddle/exchange.hpp"
 #include "mega/options.hpp"
 
@@ -244,8 +245,6 @@ void ExchangeMemory::include(const ExchangeMemory& other) {
 std::size_t ExchangeMemory::heap_bytes(int ranks) const { return areas_of(*this, ranks).end; }
 
 std::string describe(const ExchangeOptions& options) {
-  std::uint64_t placement = 1469598103934665603u;  // FNV-1a over the map
-  for (const int rank : options.placement.rank_map()) placement = (placement ^ static_cast<std::uint64_t>(rank)) * 1099511628211u;
   std::string text;
   const auto line = [&text](std::string_view key, auto value) { text += fmt::format("{}={}\n", key, value); };
   line("way", name(options.way));
@@ -253,7 +252,7 @@ std::string describe(const ExchangeOptions& options) {
   line("topk", options.topk);
   line("cap", options.cap);
   line("experts", options.placement.experts());
-  line("placement", placement);
+  line("placement", fingerprint<int>(options.placement.rank_map()));
   line("wire", static_cast<int>(options.wire));
   line("combine_wire", static_cast<int>(options.combine_wire));
   line("group", options.quantisation.group);

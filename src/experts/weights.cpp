@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "experts/words.hpp"
 #include "formats/codes.hpp"
 #include "heddle/error.hpp"
 #include "heddle/experts.hpp"
@@ -12,25 +13,24 @@ namespace {
 
 constexpr int block = 128;
 
-/// What a kind stores: bits a value, columns that share a scale (0: none, or a block's), name.
+/// What a kind stores: bits a value, columns that share a scale (0: none, or a block's).
 struct Storage {
   int bits;
   int group;
-  const char* name;
 };
 
 Storage storage(WeightKind kind) {
   switch (kind) {
     case WeightKind::bf16:
-      return {16, 0, "bf16"};
+      return {16, 0};
     case WeightKind::fp8_block:
-      return {8, 0, "fp8 block"};
+      return {8, 0};
     case WeightKind::mxfp4:
-      return {4, 32, "mxfp4"};
+      return {4, 32};
     case WeightKind::nvfp4:
-      return {4, 16, "nvfp4"};
+      return {4, 16};
     case WeightKind::mxfp8:
-      return {8, 32, "mxfp8"};
+      return {8, 32};
   }
   throw InputError(fmt::format("unknown weight kind {}", static_cast<int>(kind)));
 }
@@ -69,12 +69,12 @@ void check_weights(const WeightMatrix& weights, int rows, int cols, const std::s
   const std::size_t values =
       static_cast<std::size_t>(rows) * static_cast<std::size_t>(cols) * static_cast<std::size_t>(kind.bits) / 8;
   if (weights.values.size() != values) {
-    throw InputError(fmt::format("{}: {} bytes of {} values for [{}, {}], but it takes {}", name, weights.values.size(), kind.name,
-                                 rows, cols, values));
+    throw InputError(fmt::format("{}: {} bytes of {} values for [{}, {}], but it takes {}", name, weights.values.size(),
+                                 kind_text(weights.kind), rows, cols, values));
   }
   if (weights.scales.size() != scale_bytes(weights)) {
-    throw InputError(fmt::format("{}: {} bytes of {} scales for [{}, {}], but it takes {}", name, weights.scales.size(), kind.name,
-                                 rows, cols, scale_bytes(weights)));
+    throw InputError(fmt::format("{}: {} bytes of {} scales for [{}, {}], but it takes {}", name, weights.scales.size(),
+                                 kind_text(weights.kind), rows, cols, scale_bytes(weights)));
   }
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "layer/passes.hpp"
+#include "layer/token_sizes.hpp"
 
 namespace heddle {
 
@@ -53,28 +54,18 @@ LayerBodies::LayerBodies(const LayerWeights& weights, const LayerOptions& option
   for (const LayerOptions& one : chooser_.options()) bodies_.push_back(make(one));
 }
 
-LayerInput LayerBodies::part(const LayerInput& input, int first, int tokens) const {
-  LayerInput part = input;
-  part.tokens = tokens;
-  if (tokens == 0) return part;
-  if (input.hidden != nullptr) part.hidden += static_cast<std::size_t>(first) * static_cast<std::size_t>(shape_.hidden);
-  const std::size_t pairs = static_cast<std::size_t>(first) * static_cast<std::size_t>(shape_.topk);
-  if (input.ids != nullptr) part.ids += pairs;
-  if (input.weights != nullptr) part.weights += pairs;
-  return part;
-}
-
 void LayerBodies::forward(const LayerInput& input, const Step& step, bf16* out) {
   const Passes passes = Passes::of(options_, ranks_, step);
   LayerBody& body = *bodies_[chooser_.pick(passes.step(0, step))];
   if (passes.count > 1) body.check_whole(input, step, out);
+  const TokenSizes sizes = TokenSizes::of(shape_);
   LayerReport report;
   for (int pass = 0; pass < passes.count; ++pass) {
-    const int first = passes.first(pass);
     const int tokens = passes.tokens(pass, input.tokens);
-    bf16* to =
-        tokens == 0 || out == nullptr ? out : out + static_cast<std::size_t>(first) * static_cast<std::size_t>(shape_.hidden);
-    body.forward(part(input, first, tokens), passes.step(pass, step), to);
+    const int first = tokens == 0 ? 0 : passes.first(pass);  // a rank that has run out has no arrays there
+    LayerInput part = sizes.from(input, first);
+    part.tokens = tokens;
+    body.forward(part, passes.step(pass, step), sizes.outputs_from(out, first));
     add(report, body.report());
   }
   report.way = body.way();

@@ -24,9 +24,6 @@ class LayerBodies {
   WayChoice explain(const Step& step) const;
 
  private:
-  /// The part of a batch in one pass.
-  LayerInput part(const LayerInput& input, int first, int tokens) const;
-
   LayerShape shape_;
   LayerOptions options_;
   int ranks_;

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "layer/options.hpp"
+#include "layer/token_sizes.hpp"
 
 namespace heddle {
 
@@ -24,16 +25,6 @@ const float* LayerBody::gate_shared(const LayerInput& own) {
   shared_factors_ = router_logits({own.hidden, values}, weights_.shared->gate, own.tokens, weights_.shape.hidden, 1);
   for (float& value : shared_factors_) value = 1.0f / (1.0f + std::exp(-value));
   return shared_factors_.data();
-}
-
-/// All of the input, or with any other way than gather under tensor-parallel attention this rank's slice of it.
-LayerInput LayerBody::own_part(const LayerInput& input, int begin, int end) const {
-  LayerInput own = input;
-  own.tokens = end - begin;
-  if (input.hidden != nullptr) own.hidden += static_cast<std::size_t>(begin) * hidden();
-  if (input.ids != nullptr) own.ids += static_cast<std::ptrdiff_t>(begin) * weights_.shape.topk;
-  if (input.weights != nullptr) own.weights += static_cast<std::ptrdiff_t>(begin) * weights_.shape.topk;
-  return own;
 }
 
 void LayerBody::check_outputs(const LayerInput& input, const bf16* out) const {
@@ -70,10 +61,12 @@ void LayerBody::forward(const LayerInput& input, const Step& step, bf16* out) {
   report_ = {};
   watch_.lap();
   check_batch(input, step, out);
+  // With any other way than gather under tensor-parallel attention this rank's slice of the input, else all of it.
   const bool slice = options_.tensor_parallel && exchange_options_.gather != GatherMode::tensor_parallel;
   const int ranks = weights_.placement.ranks();
   const int first = slice ? slice_begin(input.tokens, rank_, ranks) : 0;
-  const LayerInput own = own_part(input, first, slice ? slice_begin(input.tokens, rank_ + 1, ranks) : input.tokens);
+  LayerInput own = TokenSizes::of(weights_.shape).from(input, first);
+  own.tokens = (slice ? slice_begin(input.tokens, rank_ + 1, ranks) : input.tokens) - first;
   const Step own_step{slice ? longest_slice(step.max_tokens, ranks, options_.cap) : step.max_tokens, step.phase};
   if (slice) slice_out_.resize(static_cast<std::size_t>(own.tokens) * hidden());
   CombineOutput output;

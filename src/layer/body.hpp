@@ -59,7 +59,6 @@ class LayerBody {
   void check_outputs(const LayerInput& input, const bf16* out) const;
   void check_batch(const LayerInput& input, const Step& step, const bf16* out) const;
   void check_whole_batch(const LayerInput& input, const Step& step) const;
-  LayerInput own_part(const LayerInput& input, int begin, int end) const;
 
   std::function<void(std::uint64_t, std::uint64_t)> refuse_;
   std::vector<bf16> slice_out_;

@@ -6,6 +6,7 @@
 
 #include "heddle/error.hpp"
 #include "layer/options.hpp"
+#include "mega/kernel_limits.hpp"
 
 namespace heddle {
 
@@ -31,19 +32,9 @@ LayerOptions options_for(const LayerOptions& options, Way way) {
   return one;
 }
 
-/// The fused kernel's arithmetic: see DeviceMega.
-std::string refused_by_kernel(const LayerWeights& weights, const LayerOptions& options) {
-  const bool fp8 = weights.kind == WeightKind::mxfp4 || weights.kind == WeightKind::fp8_block;
-  if (!fp8 && weights.kind != WeightKind::bf16) return "its kernel takes mxfp4, fp8 block and bf16 weights";
-  const Activation wanted = fp8 ? Activation::fp8 : Activation::bf16;
-  if (activation_of(weights.kind, options) != wanted)
-    return fmt::format("its kernel takes {} activations with these weights", fp8 ? "fp8" : "bf16");
-  const Wire wire = fp8 ? Wire::fp8 : Wire::bf16;
-  return options.wire.value_or(wire) == wire ? "" : fmt::format("its kernel takes rows as {} from the wire", fp8 ? "fp8" : "bf16");
-}
-
 /// Why a way is no candidate; empty: it is one.
-std::string refusal(const LayerWeights& weights, const LayerOptions& one, const AutoOptions& automatic, Engine engine) {
+std::string refusal(const LayerWeights& weights, const LayerOptions& one, const AutoOptions& automatic, Engine engine,
+                    const CandidateCheck& check) {
   const std::vector<Way>& named = automatic.ways;
   const bool is_named = std::find(named.begin(), named.end(), one.way) != named.end();
   if (!named.empty() && !is_named) return "not among the candidates that were named";
@@ -52,16 +43,17 @@ std::string refusal(const LayerWeights& weights, const LayerOptions& one, const 
   if (automatic.sums == SumOrder::two_stages && sums_slots(one)) return "it sums over slots, two stages are asked for";
   if (engine == Engine::gpus && !is_named && host_waits(one)) return "its host waits for counts, so it cannot be captured";
   try {
-    exchange_options(weights, one);
+    const ExchangeOptions exchange = exchange_options(weights, one);
+    if (engine == Engine::gpus && one.way == Way::mega) return refused_by_kernel(exchange, weights.kind);
+    return check ? check(exchange) : "";
   } catch (const InputError& error) {
     return error.what();
   }
-  return engine == Engine::gpus && one.way == Way::mega ? refused_by_kernel(weights, one) : "";
 }
 
 }  // namespace
 
-Candidates candidates_of(const LayerWeights& weights, const LayerOptions& options, Engine engine) {
+Candidates candidates_of(const LayerWeights& weights, const LayerOptions& options, Engine engine, const CandidateCheck& check) {
   Candidates candidates;
   if (options.way != Way::automatic) {
     candidates.options.push_back(options);
@@ -69,7 +61,7 @@ Candidates candidates_of(const LayerWeights& weights, const LayerOptions& option
   }
   for (const Way way : real_ways) {
     const LayerOptions one = options_for(options, way);
-    std::string reason = refusal(weights, one, options.automatic, engine);
+    std::string reason = refusal(weights, one, options.automatic, engine, check);
     if (reason.empty()) {
       candidates.options.push_back(one);
     } else {
@@ -130,21 +122,27 @@ int WayChooser::tokens_of(const Step& step) const {
   return static_cast<int>((static_cast<long long>(step.max_tokens) + request_.ranks - 1) / request_.ranks);
 }
 
-WayChoice WayChooser::choose(int max_tokens) const { return choose_way(*table_, key_, request_, ways_, max_tokens); }
-
-std::size_t WayChooser::pick(const Step& step) {
-  if (ways_.size() == 1) return 0;
-  const int tokens = tokens_of(step);
-  const auto known = picked_.find(tokens);
-  if (known != picked_.end()) return known->second;
-  const auto place = std::find(ways_.begin(), ways_.end(), choose(tokens).way);
-  return picked_[tokens] = static_cast<std::size_t>(place - ways_.begin());
+std::vector<Way> WayChooser::usable(std::span<const RefusedWay> not_now) const {
+  std::vector<Way> ways = ways_;
+  for (const RefusedWay& one : not_now) std::erase(ways, one.way);
+  return ways.empty() ? ways_ : ways;
 }
 
-WayChoice WayChooser::explain(const Step& step) const {
-  WayChoice choice = choose(tokens_of(step));
+std::size_t WayChooser::pick(const Step& step, std::span<const RefusedWay> not_now) {
+  if (ways_.size() == 1) return 0;
+  const std::pair key(tokens_of(step), usable(not_now));
+  const auto known = picked_.find(key);
+  if (known != picked_.end()) return known->second;
+  const Way way = choose_way(*table_, key_, request_, key.second, key.first).way;
+  return picked_[key] = static_cast<std::size_t>(std::find(ways_.begin(), ways_.end(), way) - ways_.begin());
+}
+
+WayChoice WayChooser::explain(const Step& step, std::span<const RefusedWay> not_now) const {
+  const std::vector<Way> ways = usable(not_now);
+  WayChoice choice = choose_way(*table_, key_, request_, ways, tokens_of(step));
   if (asked_) choice.source = fmt::format("the layer was made with this way; {}", choice.source);
   choice.refused = candidates_.refused;
+  if (ways.size() < ways_.size()) choice.refused.insert(choice.refused.end(), not_now.begin(), not_now.end());
   return choice;
 }
 

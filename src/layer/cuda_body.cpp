@@ -59,16 +59,13 @@ std::vector<DeviceInput> DeviceBody::own_slices(std::span<const DeviceInput> inp
   NumbersCall numbers;
   numbers.to = parts_.slice_tokens.data();
   numbers.count = parts_.local_ranks();
-  std::vector<DeviceInput> own(inputs.begin(), inputs.end());
-  for (std::size_t i = 0; i < own.size(); ++i) {
+  std::vector<DeviceInput> own;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
     const int rank = parts_.rank_of(static_cast<int>(i));
-    const auto first = static_cast<std::size_t>(first_token(rank));
-    numbers.values[i] = first_token(rank + 1) - first_token(rank);
-    own[i].tokens = parts_.slice_tokens.data() + i;
-    if (batch_.max_tokens == 0) continue;  // there may be no arrays
-    own[i].hidden += first * parts_.hidden;
-    own[i].ids += first * static_cast<std::size_t>(parts_.topk);
-    own[i].weights += first * static_cast<std::size_t>(parts_.topk);
+    const int first = first_token(rank);
+    numbers.values[i] = first_token(rank + 1) - first;
+    own.push_back(parts_.sizes.from(inputs[i], first));
+    own.back().tokens = parts_.slice_tokens.data() + i;
   }
   launch_numbers(numbers, stream);
   return own;
@@ -103,7 +100,8 @@ void DeviceBody::begin(std::span<const DeviceInput> inputs, const Step& given, D
 
 std::vector<const bf16*> DeviceBody::run_experts(DeviceStream stream) {
   const long long tokens = gathers_ ? step_.max_tokens : static_cast<long long>(parts_.workspace.ranks()) * step_.max_tokens;
-  const int expected = std::max(1, static_cast<int>(tokens * parts_.topk / settings_.placement.experts()));
+  const int expected =
+      std::max(1, static_cast<int>(tokens * static_cast<long long>(parts_.sizes.topk) / settings_.placement.experts()));
   std::vector<const bf16*> results;
   for (int local = 0; local < parts_.local_ranks(); ++local) {
     RankExperts& mine = parts_.experts[static_cast<std::size_t>(local)];

@@ -10,6 +10,7 @@
 #include "heddle/device_layer.hpp"
 #include "layer/cuda_rank_experts.hpp"
 #include "layer/cuda_shared_expert.hpp"
+#include "layer/token_sizes.hpp"
 #include "mega/sm90/cuda_mega.hpp"
 
 namespace heddle {
@@ -18,8 +19,7 @@ namespace heddle {
 struct LayerParts {
   DeviceWorkspace& workspace;
   std::size_t gpu;
-  std::size_t hidden;
-  int topk;
+  TokenSizes sizes;
   int cap;
   std::vector<RankExperts> experts = {};  ///< a local rank, of the chains
   std::unique_ptr<SharedExpertStream> shared = nullptr;
@@ -31,7 +31,7 @@ struct LayerParts {
   std::size_t locals() const { return static_cast<std::size_t>(local_ranks()); }
   int rank_of(int local) const { return workspace.first_rank(gpu) + local; }
   bf16* slice_outputs(int local) const {
-    return slice_out.data() + static_cast<std::size_t>(local) * static_cast<std::size_t>(cap) * hidden;
+    return slice_out.data() + static_cast<std::size_t>(local) * static_cast<std::size_t>(cap) * sizes.hidden;
   }
   /// Nobody shall wait for this GPU's results.
   void give_up(DeviceStream stream) const;

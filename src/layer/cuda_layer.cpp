@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "exchange/cuda_nccl.hpp"
+#include "exchange/gather/by_nccl.hpp"
 #include "group/cuda_workspace.hpp"
 #include "layer/candidates.hpp"
 #include "layer/cuda_body.hpp"
@@ -31,21 +33,12 @@ void check_weights_of_ranks(const DeviceWorkspace& workspace, std::size_t gpu, s
   }
 }
 
-/// The same on all GPUs: what a kernel holds follows from the options.
-Candidates candidates_on_gpus(const LayerWeights& weights, const LayerOptions& options) {
-  Candidates candidates = candidates_of(weights, options, Engine::gpus);
-  if (options.way != Way::automatic || candidates.options.size() == 1) return candidates;
-  std::erase_if(candidates.options, [&](const LayerOptions& one) {
-    if (one.way != Way::mega) return false;
-    try {
-      check_device_mega(exchange_options(weights, one), weights.kind);
-      return false;
-    } catch (const InputError& error) {
-      candidates.refused.push_back({one.way, error.what()});
-      return true;
-    }
-  });
-  return candidates;
+/// Of way auto: gather is a candidate where NCCL, if it is to move its rows, can.
+CandidateCheck check_of(const DeviceWorkspace& workspace, const DeviceLayerOptions& device) {
+  return [&workspace, nccl = device.exchange.nccl](const ExchangeOptions& exchange) -> std::string {
+    if (nccl == nullptr || exchange.way != Way::gather) return "";
+    return refused_by_nccl(exchange, workspace.impl().map, nccl->impl().map);
+  };
 }
 
 /// Without what only another way's kernels have, where a layer chooses among several.
@@ -73,6 +66,7 @@ struct DeviceLayer::Impl {
   void check_passes(DeviceStream stream) const;
   void begin_later_pass(int pass, DeviceStream stream);
   std::vector<DeviceInput> inputs_of(int pass, DeviceStream stream);
+  std::vector<RefusedWay> not_now() const;
   const CallMarks* marks_of(int pass);
   MegaWeights loaded_weights() const;
 
@@ -81,6 +75,7 @@ struct DeviceLayer::Impl {
   WayChooser chooser;
   std::vector<std::unique_ptr<DeviceBody>> bodies;  ///< a candidate
   DeviceBody* now = nullptr;                        ///< of the last call
+  bool goes_by_nccl;                                ///< gather, if it is a candidate
   bool wants_times;
   bool timed = false;  ///< this call
   Step step;           ///< of this call
@@ -93,8 +88,11 @@ struct DeviceLayer::Impl {
 DeviceLayer::Impl::Impl(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeMemory& memory,
                         std::span<const LayerWeights> weights, const LayerOptions& layer_options, const DeviceLayerOptions& device)
     : options(layer_options),
-      parts{workspace, gpu, static_cast<std::size_t>(weights.front().shape.hidden), weights.front().shape.topk, layer_options.cap},
-      chooser(weights.front(), layer_options, candidates_on_gpus(weights.front(), layer_options), workspace.impl().map.model()),
+      parts{workspace, gpu, TokenSizes::of(weights.front().shape), layer_options.cap},
+      chooser(weights.front(), layer_options,
+              candidates_of(weights.front(), layer_options, Engine::gpus, check_of(workspace, device)),
+              workspace.impl().map.model()),
+      goes_by_nccl(device.exchange.nccl != nullptr),
       wants_times(device.timed) {
   const cuda::DeviceScope scope(parts.device());
   prepare_layer_kernels();
@@ -149,7 +147,7 @@ void DeviceLayer::Impl::make_parts(std::span<const LayerWeights> weights, const 
                                        [](const LayerOptions& one) { return one.way == Way::gather; });
   if (only_gather) return;
   parts.slice_tokens = DeviceArray<int>(gpu, parts.locals());
-  parts.slice_out = DeviceArray<bf16>(gpu, parts.locals() * static_cast<std::size_t>(options.cap) * parts.hidden);
+  parts.slice_out = DeviceArray<bf16>(gpu, parts.locals() * static_cast<std::size_t>(options.cap) * parts.sizes.hidden);
 }
 
 /// Nothing where there are no chains: the fused layer then loads its own.
@@ -158,6 +156,13 @@ MegaWeights DeviceLayer::Impl::loaded_weights() const {
   for (const RankExperts& mine : parts.experts) loaded.routed.push_back(mine.weights());
   if (parts.shared != nullptr) loaded.shared = parts.shared->weights();
   return loaded;
+}
+
+/// Candidates that cannot be called as long as ranks are masked.
+std::vector<RefusedWay> DeviceLayer::Impl::not_now() const {
+  if (!goes_by_nccl) return {};
+  const std::string reason = refused_while_masked(parts.workspace.live());
+  return reason.empty() ? std::vector<RefusedWay>() : std::vector<RefusedWay>{{Way::gather, reason}};
 }
 
 const CallMarks* DeviceLayer::Impl::marks_of(int pass) { return timed ? &marks[static_cast<std::size_t>(pass)] : nullptr; }
@@ -171,14 +176,11 @@ std::vector<DeviceInput> DeviceLayer::Impl::inputs_of(int pass, DeviceStream str
   call.first = passes.first(pass);
   call.most = passes.size;
   call.last = passes.is_last(pass);
-  const auto first = static_cast<std::size_t>(call.first);
-  std::vector<DeviceInput> own = inputs;
-  for (std::size_t i = 0; i < own.size(); ++i) {
-    call.tokens[i] = own[i].tokens;
-    own[i].tokens = pass_tokens.data() + i;
-    if (own[i].hidden != nullptr) own[i].hidden += first * parts.hidden;
-    if (own[i].ids != nullptr) own[i].ids += first * static_cast<std::size_t>(parts.topk);
-    if (own[i].weights != nullptr) own[i].weights += first * static_cast<std::size_t>(parts.topk);
+  std::vector<DeviceInput> own;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    call.tokens[i] = inputs[i].tokens;
+    own.push_back(parts.sizes.from(inputs[i], call.first));
+    own.back().tokens = pass_tokens.data() + i;
   }
   launch_pass(call, stream);
   return own;
@@ -216,7 +218,7 @@ void DeviceLayer::Impl::begin(std::span<const DeviceInput> given, const Step& gi
   step = given_step;
   passes = Passes::of(options, parts.workspace.ranks(), step);
   check_passes(stream);
-  now = bodies[chooser.pick(passes.step(0, step))].get();
+  now = bodies[chooser.pick(passes.step(0, step), not_now())].get();
   inputs.assign(given.begin(), given.end());
   timed = wants_times && !is_captured(stream);
   while (timed && marks.size() < static_cast<std::size_t>(passes.count)) marks.emplace_back();
@@ -229,10 +231,8 @@ void DeviceLayer::Impl::end(std::span<bf16* const> outputs, DeviceStream stream)
   const cuda::DeviceScope scope(parts.device());
   for (int pass = 0; pass < passes.count; ++pass) {
     if (pass > 0) begin_later_pass(pass, stream);
-    std::vector<bf16*> places(outputs.begin(), outputs.end());
-    for (bf16*& place : places) {
-      if (place != nullptr) place += static_cast<std::size_t>(passes.first(pass)) * parts.hidden;
-    }
+    std::vector<bf16*> places;
+    for (bf16* place : outputs) places.push_back(parts.sizes.outputs_from(place, passes.first(pass)));
     now->end(places, stream, marks_of(pass));
   }
 }
@@ -284,7 +284,8 @@ DeviceLayerSeconds DeviceLayer::seconds() const {
 Way DeviceLayer::way() const { return impl_->now->settings().way; }
 int DeviceLayer::passes() const { return impl_->passes.count; }
 WayChoice DeviceLayer::explain(const Step& step) const {
-  return impl_->chooser.explain(Passes::of(impl_->options, impl_->parts.workspace.ranks(), step).step(0, step));
+  const Passes passes = Passes::of(impl_->options, impl_->parts.workspace.ranks(), step);
+  return impl_->chooser.explain(passes.step(0, step), impl_->not_now());
 }
 const ExchangeOptions& DeviceLayer::exchange_options() const { return impl_->now->settings(); }
 const DeviceExchange& DeviceLayer::exchange() const { return impl_->now->exchange(); }
@@ -302,7 +303,7 @@ std::size_t DeviceLayer::buffer_bytes() const {
   std::size_t bytes = parts.shared != nullptr ? parts.shared->buffer_bytes() : 0;
   for (const RankExperts& mine : parts.experts) bytes += mine.buffer_bytes();
   if (parts.slice_out.data() == nullptr) return bytes;
-  return bytes + parts.locals() * static_cast<std::size_t>(parts.cap) * parts.hidden * sizeof(bf16);
+  return bytes + parts.locals() * static_cast<std::size_t>(parts.cap) * parts.sizes.hidden * sizeof(bf16);
 }
 
 }  // namespace heddle

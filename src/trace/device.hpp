@@ -9,6 +9,10 @@
 
 namespace heddle::trace {
 
+/// Warps of a CTA that there are cells for (device_cells.cuh); kernels whose warps open lanes assert that they have no more.
+inline constexpr int most_warps = 20;
+constexpr bool fits_cells(int threads) { return threads <= 32 * most_warps; }
+
 #if defined(HEDDLE_TRACE)
 
 inline constexpr bool kernels_record = true;

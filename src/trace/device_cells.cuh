@@ -9,7 +9,6 @@
 
 namespace heddle::trace::detail {
 
-inline constexpr int most_warps = 20;  ///< of a CTA
 struct WarpCell {
   std::uint64_t next = 0;  ///< address of the next record; 0: nothing is kept
   std::uint32_t left = 0;  ///< records that still fit

@@ -6,22 +6,19 @@
 #include "heddle/error.hpp"
 #include "heddle/plan.hpp"
 #include "heddle/tuning.hpp"
+#include "tuning/around.hpp"
 
 namespace heddle {
 
 namespace {
 
 std::string where(const TuningEntry& entry, Way way, int max_tokens) {
-  std::vector<int> sizes;
-  for (const TuningRow& row : entry.rows) {
-    if (row.us.count(way) > 0) sizes.push_back(row.max_tokens);
-  }
-  if (sizes.empty()) return "not measured";
-  const auto above = std::lower_bound(sizes.begin(), sizes.end(), max_tokens);
-  if (above == sizes.end()) return fmt::format("measured at {}, times {} / {}", sizes.back(), max_tokens, sizes.back());
-  if (*above == max_tokens) return "measured";
-  if (above == sizes.begin()) return fmt::format("as measured at {}", *above);
-  return fmt::format("between {} and {}", *(above - 1), *above);
+  const auto [below, above] = measured_around(entry, way, max_tokens);
+  if (below == nullptr && above == nullptr) return "not measured";
+  if (above == nullptr) return fmt::format("measured at {}, times {} / {}", below->max_tokens, max_tokens, below->max_tokens);
+  if (above->max_tokens == max_tokens) return "measured";
+  if (below == nullptr) return fmt::format("as measured at {}", above->max_tokens);
+  return fmt::format("between {} and {}", below->max_tokens, above->max_tokens);
 }
 
 /// Empty where the table knows none of them.

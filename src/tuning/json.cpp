@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "checkpoint/whole_file.hpp"
+#include "experts/words.hpp"
 #include "heddle/error.hpp"
 #include "heddle/tuning.hpp"
 
@@ -18,25 +19,11 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int format = 1;
-constexpr std::pair<WeightKind, std::string_view> kinds[] = {{WeightKind::bf16, "bf16"},
-                                                             {WeightKind::fp8_block, "fp8_block"},
-                                                             {WeightKind::mxfp4, "mxfp4"},
-                                                             {WeightKind::nvfp4, "nvfp4"},
-                                                             {WeightKind::mxfp8, "mxfp8"}};
-constexpr std::pair<Activation, std::string_view> activations[] = {{Activation::fp8, "fp8"}, {Activation::bf16, "bf16"}};
 constexpr std::pair<int TuningKey::*, const char*> sizes[] = {{&TuningKey::hidden, "hidden"},
                                                               {&TuningKey::intermediate, "intermediate"},
                                                               {&TuningKey::experts, "experts"},
                                                               {&TuningKey::topk, "topk"},
                                                               {&TuningKey::ranks, "ranks"}};
-
-template <class Words>
-std::string_view word_of(const Words& words, auto value) {
-  for (const auto& [one, word] : words) {
-    if (one == value) return word;
-  }
-  return "";
-}
 
 /// A value of the text, and where it stands.
 struct Place {
@@ -94,8 +81,8 @@ TuningEntry entry_of(const Place& place) {
   TuningEntry entry;
   entry.key.machine = place.at("machine").text();
   for (const auto& [member, field] : sizes) entry.key.*member = place.at(field).size();
-  entry.key.weights = place.at("weights").word(kinds);
-  entry.key.activation = place.at("activation").word(activations);
+  entry.key.weights = place.at("weights").word(weight_words);
+  entry.key.activation = place.at("activation").word(activation_words);
   entry.source = place.at("source").text();
   for (const Place& row : place.at("rows").items()) entry.rows.push_back({row.at("max_tokens").size(), times_of(row.at("us"))});
   return entry;
@@ -104,8 +91,8 @@ TuningEntry entry_of(const Place& place) {
 Json json_of(const TuningEntry& entry) {
   Json json{{"machine", entry.key.machine}};
   for (const auto& [member, field] : sizes) json[field] = entry.key.*member;
-  json["weights"] = word_of(kinds, entry.key.weights);
-  json["activation"] = word_of(activations, entry.key.activation);
+  json["weights"] = word_in(weight_words, entry.key.weights);
+  json["activation"] = word_in(activation_words, entry.key.activation);
   json["source"] = entry.source;
   json["rows"] = Json::array();
   for (const TuningRow& row : entry.rows) {

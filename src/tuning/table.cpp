@@ -3,11 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <fstream>
 
+#include "group/fingerprint.hpp"
 #include "heddle/error.hpp"
 #include "heddle/tuning.hpp"
+#include "tuning/around.hpp"
 
 namespace heddle {
 
@@ -50,20 +51,13 @@ double distance(const TuningKey& a, const TuningKey& b) {
 }  // namespace
 
 std::optional<double> TuningEntry::us(Way way, int max_tokens) const {
-  const TuningRow* below = nullptr;
-  for (const TuningRow& row : rows) {
-    const auto found = row.us.find(way);
-    if (found == row.us.end()) continue;
-    if (row.max_tokens >= max_tokens) {
-      if (below == nullptr || row.max_tokens == max_tokens) return found->second;
-      const double from = std::log(below->max_tokens);
-      const double share = (std::log(max_tokens) - from) / (std::log(row.max_tokens) - from);
-      return std::exp((1 - share) * std::log(below->us.at(way)) + share * std::log(found->second));
-    }
-    below = &row;
-  }
-  if (below == nullptr) return std::nullopt;
-  return below->us.at(way) * max_tokens / below->max_tokens;
+  const auto [below, above] = measured_around(*this, way, max_tokens);
+  if (below == nullptr && above == nullptr) return std::nullopt;
+  if (above == nullptr) return below->us.at(way) * max_tokens / below->max_tokens;
+  if (below == nullptr || above->max_tokens == max_tokens) return above->us.at(way);
+  const double from = std::log(below->max_tokens);
+  const double share = (std::log(max_tokens) - from) / (std::log(above->max_tokens) - from);
+  return std::exp((1 - share) * std::log(below->us.at(way)) + share * std::log(above->us.at(way)));
 }
 
 void TuningTable::add(TuningEntry entry) {
@@ -92,9 +86,7 @@ const TuningEntry* TuningTable::find(const TuningKey& key) const {
 }
 
 std::string TuningTable::fingerprint() const {
-  std::uint64_t hash = 1469598103934665603u;  // FNV-1a over the text
-  for (const char byte : json()) hash = (hash ^ static_cast<unsigned char>(byte)) * 1099511628211u;
-  return fmt::format("{}-entries-{:016x}", entries_.size(), hash);
+  return fmt::format("{}-entries-{:016x}", entries_.size(), heddle::fingerprint<char>(json()));
 }
 
 std::string host_machine() {

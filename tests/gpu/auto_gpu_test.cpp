@@ -114,6 +114,62 @@ TEST(AutoGpu, WhatIsLeftOutIsToldWithTheReason) {
   EXPECT_NE(text.find("mxfp4, fp8 block and bf16"), std::string::npos) << text;
 }
 
+/// Communicators for the GPUs of that many ranks, or why there are none.
+std::shared_ptr<NcclCommunicators> communicators_for(int ranks, std::string& reason) {
+  try {
+    return std::make_shared<NcclCommunicators>(devices(gpus_for(ranks)));
+  } catch (const Error& error) {
+    reason = error.what();
+    return nullptr;
+  }
+}
+
+TEST(AutoGpu, GatherIsLeftOutWhereNcclCannotServeIt) {
+  SKIP_WITHOUT_GPU();
+  std::string reason;
+  DeviceLayerOptions device;
+  device.exchange.nccl = communicators_for(1, reason);
+  if (device.exchange.nccl == nullptr) GTEST_SKIP() << reason;
+  Chance chance(announced_seed());
+  Case c = auto_case(1, WeightKind::mxfp4, chance);
+  c.options.combine_wire = Wire::fp8;
+  SyntheticLayer layer(c.layer);
+  const LayerSource source = source_of(layer, c);
+  LayerBed bed({{&source, &c}}, device);
+  for (int tokens = 1; tokens <= c.options.cap; ++tokens) {
+    const WayChoice choice = bed.layer(0, 0).explain({tokens, Phase::decode});
+    EXPECT_NE(choice.way, Way::gather);
+    EXPECT_NE(choice.text().find("bf16 sums"), std::string::npos) << choice.text();
+  }
+  c.options.automatic.ways = {Way::gather};
+  EXPECT_THROW(LayerBed({{&source, &c}}, device), InputError) << "nothing is left";
+}
+
+TEST(AutoGpu, GatherByNcclIsLeftOutWhileARankIsMasked) {
+  SKIP_WITHOUT_GPU();
+  if (gpus_here() < 2) GTEST_SKIP() << "two GPUs are needed, a rank each";
+  std::string reason;
+  DeviceLayerOptions device;
+  device.exchange.nccl = communicators_for(2, reason);
+  if (device.exchange.nccl == nullptr) GTEST_SKIP() << reason;
+  Chance chance(announced_seed());
+  Case c = auto_case(2, WeightKind::mxfp4, chance);
+  c.options.automatic.ways = {Way::gather, Way::one_sided};
+  TuningTable table;
+  table.add({key_of(c), "gather is fast", {{1, {{Way::gather, 1.0}, {Way::one_sided, 2.0}}}}});
+  c.options.automatic.table = std::make_shared<TuningTable>(table);
+  SyntheticLayer layer(c.layer);
+  const LayerSource source = source_of(layer, c);
+  LayerBed bed({{&source, &c}}, device);
+  const auto way = [&] { return bed.layer(0, 0).explain({1, Phase::decode}).way; };
+  EXPECT_EQ(way(), Way::gather);
+  bed.workspace().reset({true, false});
+  EXPECT_EQ(way(), Way::one_sided);
+  EXPECT_NE(bed.layer(0, 0).explain({1, Phase::decode}).text().find("rank 1 is masked"), std::string::npos);
+  bed.workspace().reset({true, true});
+  EXPECT_EQ(way(), Way::gather);
+}
+
 // ---- split calls --------------------------------------------------------------------------------------------
 
 constexpr Route capturable_routes[] = {{Way::gather, Reduce::rank},  {Way::low_latency, Reduce::rank}, {Way::elastic, Reduce::rank},

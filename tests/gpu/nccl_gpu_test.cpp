@@ -127,34 +127,30 @@ cuda::DeviceMap map_of(const std::vector<int>& gpus, int ranks, const std::vecto
   return map;
 }
 
-std::string refusal(const ExchangeOptions& options, const cuda::DeviceMap& group, const cuda::DeviceMap& of_nccl) {
-  try {
-    check_gather_by_nccl(options, group, of_nccl);
-  } catch (const InputError& error) {
-    return error.what();
-  }
-  return "";
-}
-
 TEST(NcclGather, RefusesByNameWhatItCannotServe) {
   const ExchangeOptions good = options_for(Way::gather, 128, 8, 2, 2, 4);
   const cuda::DeviceMap two = map_of({0, 1}, 2);
-  EXPECT_EQ(refusal(good, two, two), "");
+  EXPECT_EQ(refused_by_nccl(good, two, two), "");
   ExchangeOptions other = options_for(Way::one_sided, 128, 8, 2, 2, 4);
-  EXPECT_THAT(refusal(other, two, two), HasSubstr("way one_sided has kernels of its own"));
+  EXPECT_THAT(refused_by_nccl(other, two, two), HasSubstr("way one_sided has kernels of its own"));
   other = good;
   other.gather = GatherMode::uneven;
-  EXPECT_THAT(refusal(other, two, two), HasSubstr("GatherMode::padded"));
+  EXPECT_THAT(refused_by_nccl(other, two, two), HasSubstr("GatherMode::padded"));
   other = good;
   other.combine_wire = Wire::fp8;
-  EXPECT_THAT(refusal(other, two, two), HasSubstr("Wire::bf16"));
-  EXPECT_THAT(refusal(good, map_of({0}, 2), map_of({0}, 1)), HasSubstr("2 ranks share 1 GPUs"));
-  EXPECT_THAT(refusal(good, two, map_of({1, 0}, 2)), HasSubstr("for GPU 1, GPU 0; the group's ranks are on GPU 0, GPU 1"));
-  EXPECT_THAT(refusal(good, two, map_of({0}, 1)), HasSubstr("for GPU 0; the group's ranks are on GPU 0, GPU 1"));
-  EXPECT_THAT(refusal(options_for(Way::gather, 128, 8, 3, 2, 4), two, two), HasSubstr("the placement is for 3 ranks"));
+  EXPECT_THAT(refused_by_nccl(other, two, two), HasSubstr("Wire::bf16"));
+  EXPECT_THAT(refused_by_nccl(good, map_of({0}, 2), map_of({0}, 1)), HasSubstr("2 ranks share 1 GPUs"));
+  EXPECT_THAT(refused_by_nccl(good, two, map_of({1, 0}, 2)), HasSubstr("for GPU 1, GPU 0; the group's ranks are on GPU 0, GPU 1"));
+  EXPECT_THAT(refused_by_nccl(good, two, map_of({0}, 1)), HasSubstr("for GPU 0; the group's ranks are on GPU 0, GPU 1"));
+  EXPECT_THAT(refused_by_nccl(options_for(Way::gather, 128, 8, 3, 2, 4), two, two), HasSubstr("the placement is for 3 ranks"));
   const cuda::DeviceMap processes = map_of({0}, 2, {0});
-  EXPECT_EQ(refusal(good, processes, processes), "") << "each process calls its GPU 0";
-  EXPECT_THAT(refusal(good, processes, two), HasSubstr("on GPU 0 of process 0 (GPU-a), GPU 0 of process 1 (GPU-b)"));
+  EXPECT_EQ(refused_by_nccl(good, processes, processes), "") << "each process calls its GPU 0";
+  EXPECT_THAT(refused_by_nccl(good, processes, two), HasSubstr("on GPU 0 of process 0 (GPU-a), GPU 0 of process 1 (GPU-b)"));
+}
+
+TEST(NcclGather, NamesTheRankThatIsMasked) {
+  EXPECT_EQ(refused_while_masked({true, true}), "");
+  EXPECT_THAT(refused_while_masked({true, false, true}), HasSubstr("rank 1 is masked"));
 }
 
 TEST(NcclGather, CommunicatorsNeedAGpuEach) {

@@ -1,6 +1,7 @@
 // heddle bench: the benchmarks that are there in this build.
 #include "bench.hpp"
 
+#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "json_file.hpp"

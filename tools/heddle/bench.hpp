@@ -1,7 +1,9 @@
 // heddle bench: subcommands for the parts of a layer, of which those on GPUs are only where the CUDA part is built.
 #pragma once
 
-#include <CLI/CLI.hpp>
+namespace CLI {
+class App;
+}
 
 namespace heddle::tool {
 

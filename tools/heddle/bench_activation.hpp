@@ -1,7 +1,6 @@
 // heddle bench activation: the activation step between the GEMMs on one GPU, by grid, size and state of the L2.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>

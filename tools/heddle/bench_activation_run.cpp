@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <random>
 
@@ -29,7 +30,8 @@ const std::map<std::string, ScaleOrder> orders{
 std::optional<float> clamp_of(const std::string& typed) {
   if (typed == "none") return std::nullopt;
   float value = 0;
-  if (!CLI::detail::lexical_cast(typed, value) || !(value >= 0.0f))
+  const auto [end, error] = std::from_chars(typed.data(), typed.data() + typed.size(), value);
+  if (error != std::errc() || end != typed.data() + typed.size() || !(value >= 0.0f))
     throw InputError(fmt::format("--clamp does not know '{}'; it takes none or a number of at least 0", typed));
   return value;
 }

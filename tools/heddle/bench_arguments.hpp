@@ -1,10 +1,13 @@
 // What was typed behind `heddle bench exchange`.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
 #include <vector>
+
+namespace CLI {
+class App;
+}
 
 namespace heddle::tool {
 

@@ -3,6 +3,8 @@
 // what is measured and printed is bench_run's.
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
+
 #include "bench.hpp"
 #include "bench_machine.hpp"
 #include "bench_run.hpp"

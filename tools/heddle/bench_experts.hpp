@@ -1,12 +1,15 @@
 // What was typed behind `heddle bench experts`, and what it means.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "bench_experts_bed.hpp"
+
+namespace CLI {
+class App;
+}
 
 namespace heddle::tool {
 

@@ -216,15 +216,9 @@ BenchArguments routing_of(const MegaArguments& a, const LayerShape& shape) {
 }
 
 MegaArguments mega_arguments(const LayerArguments& layer, const std::string& command) {
-  if (layer.preset.empty())
-    throw InputError(fmt::format(
-        "{} --engine cuda draws weights: give --preset NAME, and --hidden, --intermediate, --experts or --topk", command));
-  const ModelPreset& preset = find_preset(layer.preset);
   MegaArguments a;
+  a.weights = {drawn_weights(layer, command)};
   a.presets = {layer.preset};
-  if (layer.weights.empty() && preset.weights.empty())
-    throw InputError(fmt::format("the weight format of {} is not confirmed; give --weights", preset.name));
-  a.weights = {layer.weights.empty() ? word_of(kinds, preset.weights.front()) : layer.weights};
   a.hidden = layer.hidden;
   a.intermediate = layer.intermediate;
   a.experts = layer.experts;

@@ -1,12 +1,16 @@
 // What was typed behind `heddle plan --budget`.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
 #include "heddle/budget.hpp"
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
 
 namespace heddle::tool {
 

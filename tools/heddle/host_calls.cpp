@@ -7,6 +7,7 @@
 #include "heddle/error.hpp"
 #include "job_ranks.hpp"
 #include "layer/options.hpp"
+#include "layer/token_sizes.hpp"
 
 namespace heddle::tool {
 
@@ -16,11 +17,12 @@ std::size_t index(int value) { return static_cast<std::size_t>(value); }
 
 /// The tokens of one rank, which follow those of the ranks before it.
 LayerInput input_of(const Inputs& inputs, int rank) {
-  std::size_t first = 0;
-  for (int before = 0; before < rank; ++before) first += index(inputs.tokens_per_rank[index(before)]);
-  const std::size_t hidden = index(inputs.source.shape.hidden), topk = index(inputs.routing.topk);
-  return {inputs.tokens_per_rank[index(rank)], inputs.hidden_states.data() + first * hidden,
-          inputs.routing.ids.data() + first * topk, inputs.routing.weights.data() + first * topk};
+  int first = 0;
+  for (int before = 0; before < rank; ++before) first += inputs.tokens_per_rank[index(before)];
+  return TokenSizes::of(inputs.source.shape)
+      .from(LayerInput{inputs.tokens_per_rank[index(rank)], inputs.hidden_states.data(), inputs.routing.ids.data(),
+                       inputs.routing.weights.data()},
+            first);
 }
 
 }  // namespace
@@ -43,18 +45,15 @@ const LayerReport& HostRank::call(int layer, int tokens) {
 }
 
 void on_thread_group(int ranks, int deadline_ms, const std::string& what, const std::function<void(Group&)>& body) {
-  std::vector<std::string> failures(index(ranks));
+  std::vector<RankOutcome> outcomes(index(ranks));
   auto groups = create_thread_group(ranks, {std::chrono::milliseconds(deadline_ms)});
   run_in_threads(0, ranks, [&](int rank) {
-    try {
-      body(*groups[index(rank)]);
-    } catch (const std::exception& error) {
-      failures[index(rank)] = error.what();
-    }
+    attempt(outcomes[index(rank)], rank, [&] {
+      const auto group = std::move(groups[index(rank)]);  // gone with a rank that fails, which the others notice
+      body(*group);
+    });
   });
-  for (const std::string& failure : failures) {
-    if (!failure.empty()) throw Error(ErrorKind::fault, fmt::format("{}: {}", what, failure));
-  }
+  throw_failure(outcomes, what + ": ");
 }
 
 void on_host_ranks(const Inputs& inputs, const LayerOptions& options, int layers, const std::function<void(HostRank&)>& body) {

@@ -33,7 +33,8 @@ class HostRank {
   std::vector<bf16> out_;
 };
 
-/// Runs `body` in a thread a rank of a new group, and waits for all. Throws Error, with `what` in front, if one failed.
+/// Runs `body` in a thread a rank of a new group, and waits for all. If one failed, throws the Error that explains it,
+/// with `what` in front.
 void on_thread_group(int ranks, int deadline_ms, const std::string& what, const std::function<void(Group&)>& body);
 /// Likewise, every rank with its layers.
 void on_host_ranks(const Inputs& inputs, const LayerOptions& options, int layers, const std::function<void(HostRank&)>& body);

@@ -277,6 +277,16 @@ WeightKind shared_kind_of(const ModelPreset& preset, WeightKind routed) {
   return is_presets ? preset.shared_weights.value_or(routed) : routed;
 }
 
+std::string drawn_weights(const LayerArguments& layer, const std::string& command) {
+  if (layer.preset.empty())
+    throw InputError(fmt::format(
+        "{} --engine cuda draws weights: give --preset NAME, and --hidden, --intermediate, --experts or --topk", command));
+  const ModelPreset& preset = find_preset(layer.preset);
+  if (layer.weights.empty() && preset.weights.empty())
+    throw InputError(fmt::format("the weight format of {} is not confirmed; give --weights", preset.name));
+  return layer.weights.empty() ? word_of(kinds, preset.weights.front()) : layer.weights;
+}
+
 Inputs load_inputs(const LayerArguments& a) {
   Inputs inputs;
   if (!a.ranks) throw InputError("give --ranks N");

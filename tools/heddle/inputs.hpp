@@ -2,7 +2,6 @@
 // recordings or seeds.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,6 +12,10 @@
 #include "heddle/plan.hpp"
 #include "heddle/routing.hpp"
 #include "layer/synthetic.hpp"
+
+namespace CLI {
+class App;
+}
 
 namespace heddle::tool {
 
@@ -63,6 +66,10 @@ struct Inputs {
 
 /// Throws InputError: one line, what, where, what would be right.
 Inputs load_inputs(const LayerArguments& arguments);
+
+/// The weight format that `command` draws on GPUs: as typed, else the preset's. Throws InputError without a preset, or where
+/// neither says one.
+std::string drawn_weights(const LayerArguments& layer, const std::string& command);
 
 /// Writes layer.safetensors, batch.safetensors and config.json that give the same run again.
 void save_inputs(const Inputs& inputs, const std::string& folder);

@@ -19,6 +19,7 @@
 #include "job_ranks.hpp"
 #include "layer/candidates.hpp"
 #include "layer/options.hpp"
+#include "layer/token_sizes.hpp"
 
 namespace heddle::tool {
 
@@ -82,72 +83,20 @@ std::string run_ranks(const Job& job) {
   return "";
 }
 
-/// The outcome that explains a failed run: bad input first, then a rank's own fault, then any.
-void throw_failure(const Job& job, const std::string& killed) {
-  const RankOutcome* chosen = nullptr;
-  const auto weight = [](const RankOutcome& outcome) {
-    switch (outcome.state) {
-      case RankOutcome::State::done:
-        return 0;
-      case RankOutcome::State::silent:
-        return 1;
-      case RankOutcome::State::fault:
-        return outcome.own_fault ? 3 : 2;
-      case RankOutcome::State::bad_input:
-        return 4;
-    }
-    return 0;
-  };
-  for (int rank = 0; rank < job.inputs.ranks; ++rank) {
-    const RankOutcome& outcome = job.outcomes[rank];
-    if (weight(outcome) > (chosen == nullptr ? 0 : weight(*chosen))) chosen = &outcome;
-  }
-  if (chosen == nullptr) return;
-  const auto rank = chosen - job.outcomes;
-  switch (chosen->state) {
-    case RankOutcome::State::bad_input:
-      throw InputError(chosen->message);
-    case RankOutcome::State::silent:
-      throw Error(ErrorKind::fault, fmt::format("the process of rank {} ended without a word{}", rank, killed));
-    default:
-      throw Error(ErrorKind::fault, chosen->message + killed);
-  }
-}
-
 }  // namespace
-
-void attempt(const Job& job, int rank, const std::function<void()>& part) {
-  RankOutcome& outcome = job.outcomes[rank];
-  const auto leave = [&outcome](RankOutcome::State state, const char* message) {
-    std::snprintf(outcome.message, sizeof outcome.message, "%s", message);
-    outcome.state = state;
-  };
-  try {
-    part();
-    outcome.state = RankOutcome::State::done;
-  } catch (const FaultError& error) {
-    outcome.own_fault = error.fault().rank == rank;
-    leave(RankOutcome::State::fault, error.what());
-  } catch (const InputError& error) {
-    leave(RankOutcome::State::bad_input, error.what());
-  } catch (const std::exception& error) {
-    leave(RankOutcome::State::fault, error.what());
-  }
-}
 
 void call_layer(const Job& job, int rank, MoeLayer& layer, const std::function<void()>& start) {
   const Inputs& inputs = job.inputs;
   const bool all = job.options.tensor_parallel;
-  const auto hidden = static_cast<std::size_t>(inputs.source.shape.hidden);
-  const auto first = all ? std::size_t{0} : static_cast<std::size_t>(job.firsts[static_cast<std::size_t>(rank)]);
-  LayerInput input;
-  input.tokens = all ? inputs.tokens() : inputs.tokens_per_rank[static_cast<std::size_t>(rank)];
-  input.hidden = inputs.hidden_states.data() + first * hidden;
-  input.ids = inputs.routing.ids.data() + first * static_cast<std::size_t>(inputs.routing.topk);
-  input.weights = inputs.routing.weights.data() + first * static_cast<std::size_t>(inputs.routing.topk);
+  const TokenSizes sizes = TokenSizes::of(inputs.source.shape);
+  const int first = all ? 0 : job.firsts[static_cast<std::size_t>(rank)];
+  const LayerInput input =
+      sizes.from(LayerInput{all ? inputs.tokens() : inputs.tokens_per_rank[static_cast<std::size_t>(rank)],
+                            inputs.hidden_states.data(), inputs.routing.ids.data(), inputs.routing.weights.data()},
+                 first);
   // Under tensor-parallel attention every rank has all outputs; rank 0 keeps its own for the command.
-  std::vector<bf16> mine(all && rank != 0 ? static_cast<std::size_t>(input.tokens) * hidden : 0);
-  bf16* out = all && rank != 0 ? mine.data() : job.output + first * hidden;
+  std::vector<bf16> mine(all && rank != 0 ? static_cast<std::size_t>(input.tokens) * sizes.hidden : 0);
+  bf16* out = all && rank != 0 ? mine.data() : sizes.outputs_from(job.output, first);
   const Step step{all ? inputs.tokens() : job.most_tokens, Phase::decode};
   for (int i = 0; i < job.trace.warm_calls; ++i) layer.forward(input, step, out);
   start();
@@ -223,7 +172,8 @@ JobResult run_job(const Inputs& inputs, const LayerOptions& options, const JobTr
   const LayerWeights common = LayerWeights::common(inputs.source, job.placement);
   const Candidates candidates = candidates_of(common, options, inputs.host_experts ? Engine::host : Engine::gpus);
   for (const LayerOptions& one : candidates.options) exchange_options(common, one);  // what does not fit is said before ranks start
-  throw_failure(job, run_ranks(job));
+  const std::string killed = run_ranks(job);
+  throw_failure({job.outcomes, ranks}, "", killed);
   const Way way = job.outcomes[0].report.way;
   result.options =
       *std::find_if(candidates.options.begin(), candidates.options.end(), [&](const LayerOptions& one) { return one.way == way; });

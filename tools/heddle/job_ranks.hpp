@@ -1,31 +1,15 @@
-// What the engines share of a job: what a rank is given, what it leaves, and its one call.
+// What the engines share of a job: what a rank is given, and its one call.
 #pragma once
 
-#include <cstdio>
 #include <functional>
-#include <string>
-#include <type_traits>
 #include <vector>
 
 #include "heddle/layer.hpp"
 #include "inputs.hpp"
 #include "job.hpp"
+#include "outcome.hpp"
 
 namespace heddle::tool {
-
-/// What a rank leaves for the command, in memory that processes share.
-struct RankOutcome {
-  enum class State : int { silent, done, bad_input, fault };
-  State state = State::silent;
-  bool own_fault = false;  ///< this rank itself gave up, it does not only repeat another's
-  double seconds = 0;
-  std::size_t heap_bytes = 0;
-  std::uint64_t kernels = 0;  ///< launched by this rank's process, noted by its first rank
-  LayerReport report;
-  char message[1000] = {};
-  char choice[3000] = {};  ///< way auto: what rank 0's layer says of its choice
-};
-static_assert(std::is_trivially_copyable_v<RankOutcome>);
 
 struct Job {
   const Inputs& inputs;
@@ -38,8 +22,8 @@ struct Job {
   JobTrace trace;
 };
 
-/// Runs a rank's part and notes how it ended.
-void attempt(const Job& job, int rank, const std::function<void()>& part);
+/// Runs a rank's part of a job and notes how it ended.
+inline void attempt(const Job& job, int rank, const std::function<void()>& part) { attempt(job.outcomes[rank], rank, part); }
 /// The one call of a rank's layer, its outputs in the job's; those before it, where it is traced. `start`: meets all ranks; the
 /// time counts from there.
 void call_layer(const Job& job, int rank, MoeLayer& layer, const std::function<void()>& start);

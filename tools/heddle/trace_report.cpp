@@ -4,6 +4,7 @@
 
 #include "heddle/error.hpp"
 #include "report.hpp"
+#include "trace/device.hpp"
 #include "trace/words.hpp"
 
 namespace heddle::tool {
@@ -54,16 +55,10 @@ Json json_of(const RoleTotals& role) {
           {"lines", lines}};
 }
 
-#ifdef HEDDLE_TRACE
-constexpr bool kernels_record = true;
-#else
-constexpr bool kernels_record = false;
-#endif
-
 }  // namespace
 
 void check_stamps(const LayerArguments& arguments) {
-  if (arguments.engine == "cuda" && arguments.experts_engine != "host" && !kernels_record) {
+  if (arguments.engine == "cuda" && arguments.experts_engine != "host" && !trace::kernels_record) {
     throw InputError(
         "--engine cuda: the kernels of this build take no time stamps; build with the preset trace (HEDDLE_TRACE=ON), or take "
         "--engine host");

@@ -31,6 +31,36 @@ std::vector<TuningEntry> entries_of_file(const std::string& path) {
   return entries_of_bench(json, path);
 }
 
+/// What a run of `heddle bench mega` knows nothing of would be left out in silence.
+void check_for_gpus(const LayerArguments& given) {
+  const LayerArguments usual;
+  const std::pair<const char*, bool> others[] = {{"--layer", !given.layer.empty()},
+                                                 {"--hidden-states", given.hidden_states != usual.hidden_states},
+                                                 {"--save-inputs", !given.save_inputs.empty()},
+                                                 {"--clamp", !given.clamp.empty()},
+                                                 {"--shared-mxfp4", given.shared_mxfp4},
+                                                 {"--experts-engine", !given.experts_engine.empty()},
+                                                 {"--processes", given.processes},
+                                                 {"--workers", given.workers != usual.workers},
+                                                 {"--cap", given.cap.has_value()},
+                                                 {"--cpu-sync", given.cpu_sync},
+                                                 {"--gather", given.gather != usual.gather},
+                                                 {"--ring", given.ring != usual.ring},
+                                                 {"--block-rows", given.block_rows != usual.block_rows},
+                                                 {"--tensor-parallel", given.tensor_parallel},
+                                                 {"--expert-slices", given.expert_slices}};
+  for (const auto& [flag, is_given] : others) {
+    if (is_given)
+      throw InputError(fmt::format("heddle tune --engine cuda measures a drawn layer as heddle bench mega does; leave {}", flag));
+  }
+  const std::string weights = drawn_weights(given, "heddle tune");
+  const std::string_view activation = word_of(activations, weights == "bf16" ? Activation::bf16 : Activation::fp8);
+  if (given.activation.empty() || given.activation == activation) return;
+  throw InputError(fmt::format(
+      "--activation {}: on GPUs {} weights are measured with {} activations; leave --activation, or take other --weights",
+      given.activation, weights, activation));
+}
+
 void check(const TuneArguments& a) {
   if (a.out.empty()) throw InputError("give --out FILE for the table");
   if (!a.layer.batch.empty() || a.layer.tokens)
@@ -54,6 +84,7 @@ void check(const TuneArguments& a) {
     if (is_given) throw InputError(fmt::format("heddle tune measures ways as they are by default; leave {}", flag));
   }
   if (a.calls < 1) throw InputError(fmt::format("--calls {}: at least 1 is needed", a.calls));
+  if (given.engine == "cuda" && a.bench.empty()) check_for_gpus(given);
 }
 
 void tune(const TuneArguments& a) {

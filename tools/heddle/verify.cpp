@@ -12,6 +12,7 @@
 #include "job.hpp"
 #include "json_file.hpp"
 #include "layer/options.hpp"
+#include "mega/kernel_limits.hpp"
 #include "reference/reference.hpp"
 #include "report.hpp"
 #include "words.hpp"
@@ -37,17 +38,14 @@ struct Check {
 /// Does the same call give the same bits again? Results that are added where they arrive come in any order.
 bool has_fixed_bits(const LayerOptions& options) { return options.combine == Combine::slots; }
 
-/// Does the fused layer compute this, so that it is checked without being named? See check_mega, and docs/gpu.md for its kernel.
-bool is_fusable(const Inputs& inputs) {
-  const LayerOptions& options = inputs.options;
-  if (options.weight_at != WeightAt::activation) return false;
+/// Does the fused layer compute this, so that it is checked without being named? See check_mega.
+bool is_fusable(const Inputs& inputs, const LayerOptions& mega) {
+  if (mega.combine == Combine::add) return true;  // as good as named
+  if (mega.weight_at != WeightAt::activation) return false;
   if (inputs.gpus == 0) return true;
   if (inputs.host_experts) return false;
-  const WeightKind kind = inputs.source.kind;
-  const Activation activation = activation_of(kind, options);
-  const bool is_fp8 = kind == WeightKind::mxfp4 || kind == WeightKind::fp8_block;
-  const Wire own = is_fp8 ? Wire::fp8 : Wire::bf16;
-  return (is_fp8 || kind == WeightKind::bf16) && (activation == Activation::fp8) == is_fp8 && options.wire.value_or(own) == own;
+  const LayerWeights common = LayerWeights::common(inputs.source, default_placement(inputs.source.shape, inputs.ranks, mega));
+  return refused_by_kernel(exchange_options(common, mega), inputs.source.kind).empty();
 }
 
 std::vector<LayerOptions> wanted_ways(const VerifyArguments& arguments, const Inputs& inputs) {
@@ -59,6 +57,7 @@ std::vector<LayerOptions> wanted_ways(const VerifyArguments& arguments, const In
     if (way != Way::mega) options.combine = Combine::slots;
     if (!allows_layout(way, layout_of(way, options.runner))) return;
     if (options.expert_slices && way != Way::gather) return;
+    if (way == Way::mega && !is_fusable(inputs, options)) return;
     wanted.push_back(options);
   };
   if (arguments.ways.empty()) {
@@ -66,7 +65,7 @@ std::vector<LayerOptions> wanted_ways(const VerifyArguments& arguments, const In
     add(Way::elastic, Reduce::rank);
     add(Way::elastic, Reduce::home);
     add(Way::one_sided, Reduce::rank);
-    if (is_fusable(inputs) || inputs.options.combine == Combine::add) add(Way::mega, Reduce::rank);
+    add(Way::mega, Reduce::rank);
     if (wanted.empty()) throw InputError("no way hands over the layout of this --runner");
     return wanted;
   }

@@ -7,6 +7,7 @@
 #include <map>
 #include <string>
 
+#include "experts/words.hpp"
 #include "heddle/error.hpp"
 #include "heddle/exchange.hpp"
 #include "heddle/experts.hpp"
@@ -15,18 +16,22 @@
 
 namespace heddle::tool {
 
+/// By word.
+template <typename Value, std::size_t count>
+std::map<std::string, Value> map_of(const std::pair<Value, std::string_view> (&words)[count]) {
+  std::map<std::string, Value> map;
+  for (const auto& [value, word] : words) map.emplace(word, value);
+  return map;
+}
+
 inline const std::map<std::string, Wire> wires{{"bf16", Wire::bf16}, {"fp8", Wire::fp8}, {"nvfp4", Wire::nvfp4}};
 inline const std::map<std::string, ScaleFormat> scales{{"ue8m0", ScaleFormat::ue8m0}, {"f32", ScaleFormat::f32}};
-inline const std::map<std::string, WeightKind> kinds{{"bf16", WeightKind::bf16},
-                                                     {"fp8_block", WeightKind::fp8_block},
-                                                     {"mxfp4", WeightKind::mxfp4},
-                                                     {"nvfp4", WeightKind::nvfp4},
-                                                     {"mxfp8", WeightKind::mxfp8}};
+inline const std::map<std::string, WeightKind> kinds = map_of(weight_words);
 inline const std::map<std::string, RunnerKind> runners{{"auto", RunnerKind::automatic},
                                                        {"contiguous", RunnerKind::contiguous},
                                                        {"masked", RunnerKind::masked},
                                                        {"routed", RunnerKind::routed}};
-inline const std::map<std::string, Activation> activations{{"fp8", Activation::fp8}, {"bf16", Activation::bf16}};
+inline const std::map<std::string, Activation> activations = map_of(activation_words);
 inline const std::map<std::string, WeightAt> weight_places{{"activation", WeightAt::activation}, {"combine", WeightAt::combine}};
 inline const std::map<std::string, Reduce> reduces{{"rank", Reduce::rank}, {"home", Reduce::home}};
 inline const std::map<std::string, Combine> combines{{"slots", Combine::slots}, {"add", Combine::add}};

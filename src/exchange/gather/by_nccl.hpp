@@ -5,6 +5,8 @@
 #include <cuda_runtime.h>
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "exchange/areas.hpp"
 #include "exchange/sending.hpp"
@@ -44,9 +46,11 @@ void list_gathered(const NcclGather& call, cudaStream_t stream);
 /// Own rows of the sum, and the shared expert's, to where the caller wants them.
 void finish_sums(const NcclGather& call, cudaStream_t stream);
 
-/// Throws InputError where options or ranks are not what NCCL can serve: `group` says where the workspace's ranks are,
-/// `of_nccl` where the communicators' are.
-void check_gather_by_nccl(const ExchangeOptions& options, const cuda::DeviceMap& group, const cuda::DeviceMap& of_nccl);
+/// Why options or ranks are not what NCCL can serve; empty: they are. `group` says where the workspace's ranks are, `of_nccl` where
+/// the communicators' are. The same on all ranks, since processes make NCCL's communicators together or not at all.
+std::string refused_by_nccl(const ExchangeOptions& options, const cuda::DeviceMap& group, const cuda::DeviceMap& of_nccl);
+/// Why NCCL cannot serve these ranks at present; empty: it can. `live`: by rank, the same on all.
+std::string refused_while_masked(const std::vector<bool>& live);
 
 std::unique_ptr<DeviceExchange> create_device_gather_by_nccl(DeviceWorkspace& workspace, std::size_t gpu,
                                                              const ExchangeOptions& options, const DeviceExchangeOptions& device);

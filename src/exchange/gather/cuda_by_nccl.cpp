@@ -26,25 +26,30 @@ bool are_same(const cuda::DeviceMap& one, const cuda::DeviceMap& other) {
 
 }  // namespace
 
-void check_gather_by_nccl(const ExchangeOptions& options, const cuda::DeviceMap& group, const cuda::DeviceMap& of_nccl) {
+std::string refused_by_nccl(const ExchangeOptions& options, const cuda::DeviceMap& group, const cuda::DeviceMap& of_nccl) {
   if (options.way != Way::gather)
-    throw InputError(fmt::format("NCCL serves gather; way {} has kernels of its own, leave DeviceExchangeOptions::nccl empty",
-                                 name(options.way)));
+    return fmt::format("NCCL serves gather; way {} has kernels of its own, leave DeviceExchangeOptions::nccl empty",
+                       name(options.way));
   if (options.gather != GatherMode::padded)
-    throw InputError("gather by NCCL has blocks of one size: take GatherMode::padded, or gather's own kernels");
+    return "gather by NCCL has blocks of one size: take GatherMode::padded, or gather's own kernels";
   if (options.combine_wire != Wire::bf16)
-    throw InputError("gather by NCCL returns bf16 sums: take Wire::bf16 for the combine, or gather's own kernels");
+    return "gather by NCCL returns bf16 sums: take Wire::bf16 for the combine, or gather's own kernels";
   const int ranks = group.ranks();
   if (ranks != static_cast<int>(group.parts.size())) {
-    throw InputError(fmt::format("{} ranks share {} GPUs; NCCL needs a GPU for each rank, gather's own kernels do not", ranks,
-                                 group.parts.size()));
+    return fmt::format("{} ranks share {} GPUs; NCCL needs a GPU for each rank, gather's own kernels do not", ranks,
+                       group.parts.size());
   }
   if (options.placement.ranks() != ranks)
-    throw InputError(fmt::format("the placement is for {} ranks, the group has {}", options.placement.ranks(), ranks));
-  if (!are_same(group, of_nccl)) {
-    throw InputError(
-        fmt::format("NCCL's communicators are for {}; the group's ranks are on {}", names_of(of_nccl), names_of(group)));
-  }
+    return fmt::format("the placement is for {} ranks, the group has {}", options.placement.ranks(), ranks);
+  if (!are_same(group, of_nccl))
+    return fmt::format("NCCL's communicators are for {}; the group's ranks are on {}", names_of(of_nccl), names_of(group));
+  return "";
+}
+
+std::string refused_while_masked(const std::vector<bool>& live) {
+  const auto dead = std::find(live.begin(), live.end(), false);
+  if (dead == live.end()) return "";
+  return fmt::format("rank {} is masked; gather by NCCL needs all ranks, gather's own kernels do not", dead - live.begin());
 }
 
 namespace {
@@ -139,11 +144,7 @@ class GatherByNccl final : public DeviceExchange {
           fmt::format("way gather: the step's largest batch is {} rows, the cap is {}; create the layer with a cap of at least {}",
                       step.max_tokens, options_.cap, step.max_tokens));
     }
-    const std::vector<bool>& live = workspace_.live();
-    if (const auto dead = std::find(live.begin(), live.end(), false); dead != live.end()) {
-      throw InputError(
-          fmt::format("rank {} is masked; gather by NCCL needs all ranks, gather's own kernels do not", dead - live.begin()));
-    }
+    if (const std::string reason = refused_while_masked(workspace_.live()); !reason.empty()) throw InputError(reason);
     call_.max_tokens = step.max_tokens;
     call_.input = inputs[0];
   }
@@ -187,7 +188,8 @@ class GatherByNccl final : public DeviceExchange {
 
 std::unique_ptr<DeviceExchange> create_device_gather_by_nccl(DeviceWorkspace& workspace, std::size_t gpu,
                                                              const ExchangeOptions& options, const DeviceExchangeOptions& device) {
-  check_gather_by_nccl(options, workspace.impl().map, device.nccl->impl().map);
+  const std::string reason = refused_by_nccl(options, workspace.impl().map, device.nccl->impl().map);
+  if (!reason.empty()) throw InputError(reason);
   return std::make_unique<GatherByNccl>(workspace, gpu, options, device);
 }
 

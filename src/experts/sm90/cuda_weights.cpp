@@ -10,6 +10,7 @@
 #include "experts/sm90/cuda_stage.hpp"
 #include "experts/sm90/weights.hpp"
 #include "experts/sm90/weights_kernels.hpp"
+#include "experts/words.hpp"
 #include "heddle/error.hpp"
 
 namespace heddle::sm90 {
@@ -20,19 +21,10 @@ using cuda::check;
 
 namespace loading {
 
-namespace {
-
-const char* kind_name(WeightKind kind) {
-  constexpr const char* names[] = {"bf16", "fp8 block", "mxfp4", "nvfp4", "mxfp8"};
-  return names[static_cast<int>(kind)];
-}
-
-}  // namespace
-
 void check_same(const WeightMatrix& matrix, const WeightMatrix& first, const std::string& name) {
   if (matrix.kind != first.kind) {
     throw InputError(fmt::format("{}: {} weights among {} ones; the experts of a layer must be of one kind", name,
-                                 kind_name(matrix.kind), kind_name(first.kind)));
+                                 kind_text(matrix.kind), kind_text(first.kind)));
   }
   if (matrix.kind == WeightKind::fp8_block && matrix.block_scale != first.block_scale) {
     throw InputError(fmt::format("{}: block scales of two formats, f32 and ue8m0; the experts of a layer must have one", name));

@@ -154,6 +154,7 @@ template <class Shape>
 __global__ void __launch_bounds__(Shape::threads, 1) product_kernel(const __grid_constant__ ProductCall call) {
   extern __shared__ __align__(1024) std::byte memory[];  // aligned by its declaration: arithmetic would make generic loads of all
   static_assert(alignof(ProductShared<Shape>) <= 1024);
+  static_assert(trace::fits_cells(Shape::threads));
   static_assert(fits_registers<Shape>(), "roles that ask for more registers than the launch has wait for them for ever");
   auto& shared = *reinterpret_cast<ProductShared<Shape>*>(memory);
   const int thread = static_cast<int>(threadIdx.x);

@@ -6,6 +6,7 @@
 #include "experts/activation/clamp.hpp"
 #include "experts/sm90/call.hpp"
 #include "experts/sm90/weight_order.hpp"
+#include "mega/kernel_limits.hpp"
 #include "mega/protocol.hpp"
 
 namespace heddle::sm90 {
@@ -35,9 +36,5 @@ struct MegaKernelCall : DeviceCall {
   TokenScales scaling = TokenScales::none;
   DeviceClamp clamp;
 };
-
-/// Counts, rows and row blocks of the experts in a CTA's memory: so many values at most, [local experts, ranks + 3]. All ranks have
-/// fewer experts.
-inline constexpr int most_mega_counts = 2560;
 
 }  // namespace heddle::sm90

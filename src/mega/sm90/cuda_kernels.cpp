@@ -1,3 +1,4 @@
+#include "mega/kernel_limits.hpp"
 #include "mega/sm90/kernels.hpp"
 
 namespace heddle::sm90 {
@@ -20,7 +21,7 @@ extern template MegaKernel mega_pair_kernel_of<WeightKind::mxfp4, WeightKind::fp
 MegaKernel find_mega_kernel(WeightKind kind, WeightKind shared, RowBlocks blocks, MegaCalls calls) {
   if (kind == WeightKind::mxfp4 && shared == WeightKind::fp8_block)
     return mega_pair_kernel_of<WeightKind::mxfp4, WeightKind::fp8_block>(blocks);
-  if (kind != shared) return {};
+  if (!has_fused_kernel(kind, shared)) return {};
   if (calls == MegaCalls::plain && kind == WeightKind::fp8_block) return plain_mega_kernel_of<WeightKind::fp8_block>(blocks);
   if (calls == MegaCalls::plain && kind == WeightKind::mxfp4) return plain_mega_kernel_of<WeightKind::mxfp4>(blocks);
   switch (kind) {

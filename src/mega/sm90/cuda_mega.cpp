@@ -7,6 +7,7 @@
 
 #include "group/cuda_driver.hpp"
 #include "layer/options.hpp"
+#include "mega/kernel_limits.hpp"
 #include "mega/options.hpp"
 #include "trace/cuda_arena.hpp"
 
@@ -23,23 +24,6 @@ std::size_t size(int value) { return static_cast<std::size_t>(value); }
 
 [[noreturn]] void refuse(const std::string& text) { throw InputError("mega on a GPU: " + text); }
 
-/// What the kernel does not compute, and what to take instead.
-void check_arithmetic(const ExchangeOptions& options, WeightKind kind) {
-  if (sm90::find_mega_kernel(kind, kind, RowBlocks::small, sm90::MegaCalls::any).function == nullptr) {
-    refuse(fmt::format("{} weights have no fused kernel, mxfp4, fp8 block and bf16 have; take way = low_latency",
-                       kind == WeightKind::nvfp4 ? "nvfp4" : "mxfp8"));
-  }
-  const bool fp8 = kind != WeightKind::bf16;
-  const Activation activation = options.mega.activation;
-  if (fp8 && activation != Activation::fp8)
-    refuse("mxfp4 and fp8 block weights are multiplied as e4m3; take fp8 activations, or the host engine");
-  if (!fp8 && activation != Activation::bf16)
-    refuse("bf16 weights take bf16 activations in the fused kernel; for fp8 ones take way = low_latency");
-  if (options.wire != (fp8 ? Wire::fp8 : Wire::bf16)) {
-    refuse(fmt::format("rows enter the product as they arrive; take wire = {}", fp8 ? "fp8" : "bf16"));
-  }
-}
-
 /// What only exchanges by themselves do.
 void check_device(const DeviceExchangeOptions& device) {
   if (device.counters) refuse("its kernels count nothing; leave DeviceExchangeOptions::counters out");
@@ -54,24 +38,7 @@ SharedPlace shared_place(const LayerWeights& weights, const LayerOptions& layer,
   if (layer.shared == SharedMode::extra) return SharedPlace::extra_expert;
   if (!device.shared_inside || !weights.shared->gate.empty()) return SharedPlace::module;
   const WeightKind kind = weights.shared->weights.gate.kind;
-  return sm90::find_mega_kernel(weights.kind, kind, RowBlocks::small, sm90::MegaCalls::any).function != nullptr
-             ? SharedPlace::inside
-             : SharedPlace::module;
-}
-
-void check_device_mega(const ExchangeOptions& options, WeightKind kind) {
-  check_arithmetic(options, kind);
-  const ExchangeShape shape = make_mega_layout(options, options.workers, {}).shape;
-  const int counts = shape.max_local_experts * (shape.ranks + 3);
-  if (counts > sm90::most_mega_counts) {
-    refuse(fmt::format("{} local experts on {} ranks need {} counts in the memory of a CTA, which has {}; take way = low_latency",
-                       shape.max_local_experts, shape.ranks, counts, sm90::most_mega_counts));
-  }
-  const std::size_t pairs_here = worst_rows(shape);
-  if (pairs_here > static_cast<std::size_t>(most_device_pairs)) {
-    refuse(fmt::format("up to {} rows can come to a rank, at most {} are possible; take a smaller cap than {}", pairs_here,
-                       most_device_pairs, options.cap));
-  }
+  return has_fused_kernel(weights.kind, kind) ? SharedPlace::inside : SharedPlace::module;
 }
 
 DeviceMega::DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
@@ -81,7 +48,7 @@ DeviceMega::DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const Exchan
       place_(shared_place(weights.front(), layer, device_options)),
       weights_(std::move(loaded)) {
   const WeightKind kind = weights.front().kind;
-  check_device_mega(options, kind);
+  if (const std::string reason = refused_by_kernel(options, kind); !reason.empty()) refuse(reason);
   check_device(device_options.exchange);
   const cuda::DeviceScope scope(device());
   if (place_ == SharedPlace::extra_expert) {

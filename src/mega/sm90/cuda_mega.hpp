@@ -20,9 +20,6 @@ namespace heddle {
 enum class SharedPlace : std::uint8_t { none, inside, extra_expert, module };
 SharedPlace shared_place(const LayerWeights& weights, const LayerOptions& layer, const DeviceLayerOptions& device);
 
-/// What the kernel does not compute or hold, and what to take instead: InputError. The same on all ranks.
-void check_device_mega(const ExchangeOptions& options, WeightKind kind);
-
 /// The weights of a GPU's ranks in its memory. Perhaps those of a layer's chains, which lie in the same order.
 struct MegaWeights {
   std::vector<std::shared_ptr<const sm90::DeviceWeights>> routed;  ///< a local rank
@@ -33,7 +30,7 @@ struct MegaWeights {
 class DeviceMega final : public DeviceExchangeBase {
  public:
   /// `weights`: a local rank's, in order of rank; `loaded`: the same in the GPU's memory, or nothing to load them here. Throws
-  /// InputError for what the kernel does not compute.
+  /// InputError for what the kernel does not take (refused_by_kernel).
   DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
              const DeviceLayerOptions& device, std::span<const LayerWeights> weights, const LayerOptions& layer,
              MegaWeights loaded = {});

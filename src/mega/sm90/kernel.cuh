@@ -112,6 +112,7 @@ template <class Shape>
 __global__ void __launch_bounds__(Shape::threads, 1) mega_kernel(const __grid_constant__ MegaKernelCall call) {
   extern __shared__ __align__(1024) std::byte memory[];
   static_assert(fits_registers<Shape>());
+  static_assert(trace::fits_cells(Shape::threads));
   static_assert(mega_shared_bytes<Shape>() <= most_shared_bytes, "a CTA's shared memory");
   auto& shared = *reinterpret_cast<MegaShared<Shape>*>(memory);
   const int thread = static_cast<int>(threadIdx.x);
