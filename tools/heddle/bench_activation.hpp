@@ -11,6 +11,10 @@
 #include "bench_replay.hpp"
 #include "experts/activation/device.hpp"
 
+namespace CLI {
+class App;
+}
+
 namespace heddle::tool {
 
 /// What was typed behind `heddle bench activation`.

@@ -11,6 +11,10 @@
 #include "heddle/shape.hpp"
 #include "inputs.hpp"
 
+namespace CLI {
+class App;
+}
+
 namespace heddle::tool {
 
 struct MegaArguments {

@@ -10,6 +10,10 @@
 
 #include "inputs.hpp"
 
+namespace CLI {
+class App;
+}
+
 namespace heddle::tool {
 
 struct StepArguments {
