@@ -1,6 +1,7 @@
 #include "doctor_tests.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <poll.h>
 #include <unistd.h>
 
@@ -206,12 +207,12 @@ class GpuTest {
         if (*at != ',') names.back() += *at;
       }
     }
-    std::string text;
+    std::vector<std::string> wanted;
     for (const int gpu : gpus_) {
       const auto number = static_cast<std::size_t>(gpu);
-      text += (text.empty() ? "" : ",") + (number < names.size() ? names[number] : std::to_string(gpu));
+      wanted.push_back(number < names.size() ? names[number] : fmt::format("{}", gpu));
     }
-    return text;
+    return fmt::format("{}", fmt::join(wanted, ","));
   }
 
   std::vector<int> gpus_;
