@@ -75,7 +75,7 @@ def current_stream(array: Any) -> int:
 def _new_output(hidden: Any, stream: int | None) -> Any:
     """Memory for outputs that are written on a stream, None: the current one. It comes from that stream's own, since memory of another
     one may still be used by work that is queued there."""
-    if stream is None:
+    if stream is None or (_is_torch(hidden) and not hidden.is_cuda):  # what is in host memory is refused when it is lent
         return empty_like(hidden, "out")
     if _is_torch(hidden):
         cuda = sys.modules["torch"].cuda

@@ -1,6 +1,7 @@
 // Grouped products on a GPU. Calls queue kernels on the caller's stream; what they are given stays with the caller until these
 // have run.
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/shared_ptr.h>
 
 #include <memory>
 #include <optional>
@@ -107,13 +108,13 @@ class RankGroupedProduct {
   sm90::GroupedProduct product_;
 };
 
-std::unique_ptr<RankGroupedProduct> make_product(nb::handle kind, nb::handle weights, nb::handle weight_scales, int device,
+std::shared_ptr<RankGroupedProduct> make_product(nb::handle kind, nb::handle weights, nb::handle weight_scales, int device,
                                                  int most_rows) {
   const MatrixStack stack("weights", value_of(tool::kinds, kind, "kind"), weights, weight_scales);
   std::vector<WeightMatrix> matrices;
   for (int group = 0; group < stack.count(); ++group) matrices.push_back(stack.matrix(group));
   const nb::gil_scoped_release others_run;
-  return std::make_unique<RankGroupedProduct>(matrices, device, most_rows);
+  return std::make_shared<RankGroupedProduct>(matrices, device, most_rows);
 }
 
 }  // namespace

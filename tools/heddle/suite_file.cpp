@@ -74,8 +74,9 @@ Json SuiteFile::entry_of(const Measurement& what) const {
 }
 
 void SuiteFile::put(const Json& entry) {
+  const auto name = entry.at("name").get<std::string>();
   for (Json& old : json_["measurements"]) {
-    if (old.value("name", "") != entry["name"]) continue;
+    if (old.value("name", "") != name) continue;
     old = entry;
     return;
   }
