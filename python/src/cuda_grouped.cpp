@@ -1,7 +1,7 @@
 // Grouped products on a GPU. Calls queue kernels on the caller's stream; what they are given stays with the caller until these
 // have run.
-#include <nanobind/stl/string.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
 
 #include <memory>
 #include <optional>
