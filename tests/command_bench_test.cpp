@@ -39,6 +39,8 @@ TEST_F(BenchStepCommand, SaysWhatIsMissing) {
   expect_error(2, step + " --way nonsense", "nonsense");
   expect_error(2, step + " --processes", "--processes");
   expect_error(2, "bench step --preset deepseek-v4-flash --layers 1", "--ranks");
+  expect_error(2, step + " --engine cuda --workers 3", "--workers");
+  expect_error(2, step + " --engine cuda --wire bf16", "--wire");
 }
 
 class BenchAllCommand : public CommandTest {

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "command.hpp"
+#include "drawn_layer.hpp"
 #include "heddle/error.hpp"
 #include "provenance.hpp"
 
@@ -44,6 +45,9 @@ void check_arguments(const StepArguments& a) {
   if (a.replays < 1) throw InputError(fmt::format("--replays {}: at least 1 is needed", a.replays));
   if (layers_of(a) < 1) throw InputError(fmt::format("--layers {}: at least 1 is needed", layers_of(a)));
   for (const std::string& way : a.ways) real_way(way, "--way");
+  if (a.layer.engine != "cuda") return;
+  check_usual_ways(a.layer, "heddle bench step --engine cuda");
+  check_drawn_layer(a.layer, "heddle bench step");
 }
 
 int layers_of(const StepArguments& a) {

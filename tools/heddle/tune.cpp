@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "command.hpp"
+#include "drawn_layer.hpp"
 #include "heddle/error.hpp"
 #include "words.hpp"
 
@@ -31,36 +32,6 @@ std::vector<TuningEntry> entries_of_file(const std::string& path) {
   return entries_of_bench(json, path);
 }
 
-/// What a run of `heddle bench mega` knows nothing of would be left out in silence.
-void check_for_gpus(const LayerArguments& given) {
-  const LayerArguments usual;
-  const std::pair<const char*, bool> others[] = {{"--layer", !given.layer.empty()},
-                                                 {"--hidden-states", given.hidden_states != usual.hidden_states},
-                                                 {"--save-inputs", !given.save_inputs.empty()},
-                                                 {"--clamp", !given.clamp.empty()},
-                                                 {"--shared-mxfp4", given.shared_mxfp4},
-                                                 {"--experts-engine", !given.experts_engine.empty()},
-                                                 {"--processes", given.processes},
-                                                 {"--workers", given.workers != usual.workers},
-                                                 {"--cap", given.cap.has_value()},
-                                                 {"--cpu-sync", given.cpu_sync},
-                                                 {"--gather", given.gather != usual.gather},
-                                                 {"--ring", given.ring != usual.ring},
-                                                 {"--block-rows", given.block_rows != usual.block_rows},
-                                                 {"--tensor-parallel", given.tensor_parallel},
-                                                 {"--expert-slices", given.expert_slices}};
-  for (const auto& [flag, is_given] : others) {
-    if (is_given)
-      throw InputError(fmt::format("heddle tune --engine cuda measures a drawn layer as heddle bench mega does; leave {}", flag));
-  }
-  const std::string weights = drawn_weights(given, "heddle tune");
-  const std::string_view activation = word_of(activations, weights == "bf16" ? Activation::bf16 : Activation::fp8);
-  if (given.activation.empty() || given.activation == activation) return;
-  throw InputError(fmt::format(
-      "--activation {}: on GPUs {} weights are measured with {} activations; leave --activation, or take other --weights",
-      given.activation, weights, activation));
-}
-
 void check(const TuneArguments& a) {
   if (a.out.empty()) throw InputError("give --out FILE for the table");
   if (!a.layer.batch.empty() || a.layer.tokens)
@@ -68,23 +39,9 @@ void check(const TuneArguments& a) {
   for (const int size : a.sizes) {
     if (size < 1) throw InputError(fmt::format("--sizes {}: a rank brings 1 token or more", size));
   }
-  const LayerArguments usual;
-  const LayerArguments& given = a.layer;  // a table's entry says nothing of these: its times are of their defaults
-  const std::pair<const char*, bool> others[] = {{"--wire", !given.wire.empty()},
-                                                 {"--combine-wire", !given.combine_wire.empty()},
-                                                 {"--combine", given.combine != usual.combine},
-                                                 {"--weight-at", given.weight_at != usual.weight_at},
-                                                 {"--reduce", given.reduce != usual.reduce},
-                                                 {"--runner", given.runner != usual.runner},
-                                                 {"--scale", given.scale != usual.scale},
-                                                 {"--group", given.group != usual.group},
-                                                 {"--shared", given.shared != usual.shared},
-                                                 {"--overflow", given.overflow != usual.overflow}};
-  for (const auto& [flag, is_given] : others) {
-    if (is_given) throw InputError(fmt::format("heddle tune measures ways as they are by default; leave {}", flag));
-  }
+  check_usual_ways(a.layer, "heddle tune");  // a table's entry says nothing of others
   if (a.calls < 1) throw InputError(fmt::format("--calls {}: at least 1 is needed", a.calls));
-  if (given.engine == "cuda" && a.bench.empty()) check_for_gpus(given);
+  if (a.layer.engine == "cuda" && a.bench.empty()) check_drawn_layer(a.layer, "heddle tune");
 }
 
 void tune(const TuneArguments& a) {
