@@ -17,6 +17,9 @@ elseif(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   target_compile_options(heddle_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
 endif()
 
+# What only calls the library has nothing to gain from a long optimisation: a third of its compile time.
+set(HEDDLE_CALLER_FLAGS "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1>")
+
 # The fuzzer needs to see which branches of the library an input takes.
 if(HEDDLE_FUZZ)
   if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
