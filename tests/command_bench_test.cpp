@@ -37,6 +37,7 @@ TEST_F(BenchStepCommand, SaysWhatIsMissing) {
   expect_error(2, step + " --gaps -1", "--gaps");
   expect_error(2, step + " --tokens 4", "--sizes");
   expect_error(2, step + " --way nonsense", "nonsense");
+  expect_error(2, step + " --sizes 2000000000", "--sizes");
   expect_error(2, step + " --processes", "--processes");
   expect_error(2, "bench step --preset deepseek-v4-flash --layers 1", "--ranks");
   expect_error(2, step + " --engine cuda --workers 3", "--workers");

@@ -130,6 +130,9 @@ TEST_F(ReportCommand, OneLineForWhatIsWrong) {
   std::ofstream(file("a.json")) << "{}";
   expect_error(2, "report " + file("a.json") + out, "a.json");
   expect_error(2, "report " + file("missing.json") + out, "missing.json");
+  std::ofstream(file("damaged.json")) << R"({"benchmark": "all", "engine": "host", "machine": {}, "measurements": [1]})";
+  expect_error(2, "report " + file("damaged.json") + out, "damaged");
+  expect_error(3, "report " + measured + " --out " + file("r") + " --python /bin/false", "/bin/false");
   expect_error(2, "report " + measured + " --out " + file("r") + " --python no-such-python", "no-such-python");
   fs::create_directory(file("m"));
   std::ofstream(file("m/matplotlib.py")) << "raise ImportError('as if it were not there')\n";

@@ -113,6 +113,8 @@ TEST_F(ReplayCommand, CountsOfSglang) {
 TEST_F(ReplayCommand, WhatIsRefused) {
   expect_error(2, "replay " + law, "--ranks");
   expect_error(2, "replay " + file("absent.npy") + " --ranks 2", "no such file");
+  expect_error(2, "replay " + law + " --ranks 2 --experts 2000000000", "1 to 1048576");
+  expect_error(2, "replay " + law + " --ranks 2 --expand 1000000000", "--expand");
   expect_error(2, "replay " + law + " --ranks 2 --layers 0,4", "0 to 3");
   expect_error(2, "replay " + law + " --ranks 2 --tokens 401", "1 to 400");
   expect_error(2, "replay " + law + " --ranks 2 --experts 32", "names 64 experts");

@@ -17,9 +17,13 @@ namespace heddle::tool {
 
 namespace {
 
+constexpr int most_recorded_experts = 1 << 20;  // as ids of a recording
+
 void check_numbers(const ReplayArguments& a) {
   if (!a.ranks) throw InputError("give --ranks N");
   if (*a.ranks < 1 || *a.ranks > 1024) throw InputError(fmt::format("--ranks {}: 1 to 1024 are possible", *a.ranks));
+  if (a.experts && (*a.experts < 1 || *a.experts > most_recorded_experts))
+    throw InputError(fmt::format("--experts {}: 1 to {} are possible", *a.experts, most_recorded_experts));
   if (a.steps && *a.steps < 1) throw InputError(fmt::format("--steps {}: at least 1 is replayed", *a.steps));
   if (a.replicas < 0) throw InputError(fmt::format("--replicas {}: 0 or more", a.replicas));
   if (a.calls < 1) throw InputError(fmt::format("--calls {}: at least 1 is needed", a.calls));
@@ -115,7 +119,8 @@ void replay_ids(const ReplayArguments& a) {
   const Recording recording = Recording::open(a.recording, a.recorded_weights);
   if (a.topk && *a.topk != recording.topk())
     throw InputError(fmt::format("--topk {}: {} has {} choices a token", *a.topk, a.recording, recording.topk()));
-  if (a.expand < 1) throw InputError(fmt::format("--expand {}: at least 1 is needed", a.expand));
+  const int most = most_recorded_experts / recording.least_experts();
+  if (a.expand < 1 || a.expand > most) throw InputError(fmt::format("--expand {}: 1 to {} are possible here", a.expand, most));
   const replay::Cut cut{*a.ranks, experts_of(a, recording.least_experts() * a.expand), a.tokens, a.steps, a.expand};
   const replay::Source source = replay::source_of(recording, cut);
   const replay::ReplayOptions options = options_of(a, source);

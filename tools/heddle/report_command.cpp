@@ -68,7 +68,11 @@ void add_report(CLI::App& app, int& status) {
     std::vector<std::string> words{a->python, "-B", program_folder().string()};
     words.insert(words.end(), a->files.begin(), a->files.end());
     words.insert(words.end(), {"--out", a->out});
-    status = run(words);
+    const int ended = run(words);
+    constexpr int bad_files = 2;
+    if (ended != 0 && ended != bad_files)
+      throw Error(ErrorKind::fault, fmt::format("{} ended with status {}; what it said is above", a->python, ended));
+    status = ended;
   });
 }
 

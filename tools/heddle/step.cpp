@@ -40,6 +40,9 @@ void check_arguments(const StepArguments& a) {
   if (!a.layer.ranks) throw InputError("give --ranks N");
   if (a.sizes.empty() || *std::min_element(a.sizes.begin(), a.sizes.end()) < 1)
     throw InputError("--sizes: a rank brings 1 token or more");
+  constexpr int most_tokens = 1 << 20;
+  if (const int largest = *std::max_element(a.sizes.begin(), a.sizes.end()); largest > most_tokens)
+    throw InputError(fmt::format("--sizes {}: at most {} tokens a rank", largest, most_tokens));
   if (a.gaps.empty() || *std::min_element(a.gaps.begin(), a.gaps.end()) < 0)
     throw InputError("--gaps: 0 microseconds or more a layer");
   if (a.replays < 1) throw InputError(fmt::format("--replays {}: at least 1 is needed", a.replays));

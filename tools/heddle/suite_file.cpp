@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <utility>
@@ -17,10 +18,23 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
+bool is_text(const Json& object, const char* field) { return object.contains(field) && object[field].is_string(); }
+
+/// Whether `heddle bench all` has written it.
+bool is_ours(const Json& json) {
+  if (!json.is_object() || !is_text(json, "benchmark") || json["benchmark"].get<std::string>() != "all") return false;
+  if (!is_text(json, "engine") || (json.contains("under_way") && !is_text(json, "under_way"))) return false;
+  const auto all = json.find("measurements");
+  if (all == json.end() || !all->is_array()) return false;
+  return std::all_of(all->begin(), all->end(), [](const Json& entry) {
+    return entry.is_object() && is_text(entry, "name") && is_text(entry, "arguments") && is_text(entry, "commit");
+  });
+}
+
 Json read(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   Json json = Json::parse(file, nullptr, false);
-  if (!json.is_object() || json.value("benchmark", "") != "all" || !json.contains("measurements"))
+  if (!is_ours(json))
     throw InputError(fmt::format("--out {}: there is a file that heddle bench all did not write; give another name", path));
   return json;
 }

@@ -64,7 +64,9 @@ Json recorded_point(const Recording& recording, int experts, int ranks) {
 
 Json recordings_of(const PlannedArguments& a) {
   Json all = Json::array();
-  if (!fs::is_directory(a.recordings)) return all;
+  if (!fs::is_directory(a.recordings))
+    throw InputError(
+        fmt::format("--recordings {}: no such folder; the recordings are in tests/data/routing of the sources", a.recordings));
   std::vector<fs::path> paths;
   for (const auto& entry : fs::directory_iterator(a.recordings)) {
     if (entry.path().string().ends_with(".ids.npy")) paths.push_back(entry.path());

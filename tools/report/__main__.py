@@ -98,6 +98,9 @@ def main() -> int:
     except ReportError as error:
         print(f"heddle: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"heddle: --out {arguments.out}: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
     return 0
 
 

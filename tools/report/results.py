@@ -15,6 +15,10 @@ class NoData(Exception):
     """What a figure or a table would show was not measured; the text says why."""
 
 
+def _is_entry(entry: Any) -> bool:
+    return isinstance(entry, dict) and all(isinstance(entry.get(field), str) for field in ("name", "benchmark"))
+
+
 class Results:
     """One file. Times in it are microseconds, sizes bytes (docs/json.md)."""
 
@@ -28,7 +32,11 @@ class Results:
             raise ReportError(f"{path}: no JSON: {error}") from error
         if not isinstance(self.json, dict) or self.json.get("benchmark") != "all":
             raise ReportError(f"{path}: not a file of heddle bench all")
-        self.entries: list[dict[str, Any]] = self.json["measurements"]
+        entries = self.json.get("measurements")
+        is_whole = isinstance(self.json.get("engine"), str) and isinstance(self.json.get("machine"), dict)
+        if not is_whole or not isinstance(entries, list) or not all(map(_is_entry, entries)):
+            raise ReportError(f"{path}: damaged: engine, machine and measurements are not as heddle bench all writes them")
+        self.entries: list[dict[str, Any]] = entries
 
     @property
     def engine(self) -> str:
