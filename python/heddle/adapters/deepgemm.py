@@ -37,7 +37,7 @@ from heddle.adapters.deepgemm_scales import (
     transform_sf_into_required_layout,
     unpacked,
 )
-from heddle.adapters.tensors import is_on_gpu, lend, lend_writable, numpy_of
+from heddle.adapters.tensors import gpu_of, in_host_memory, is_on_gpu, lend, lend_writable, numpy_of
 from heddle.errors import InputError
 from heddle.experts import grouped_product
 from heddle.options import Quantisation, WeightKindName
@@ -187,8 +187,8 @@ def load_grouped_weights(
     or 0; most_rows: of a contiguous call, at 12 bytes of the GPU's memory each. Waits, and is not captured."""
     parts = tuple(b) if isinstance(b, tuple | list) else (b,)
     if device is None:
-        device = int(parts[0].device.index or 0) if is_on_gpu(parts[0]) else 0
-    host = tuple(part.detach().cpu() if is_on_gpu(part) else part for part in parts)
+        device = gpu_of(parts[0]) if is_on_gpu(parts[0]) else 0
+    host = tuple(map(in_host_memory, parts))
     if not isinstance(b, tuple | list):
         return GroupedWeights(lend(host[0], "b", "bfloat16", ("G", "N", "K")), "bf16", None, device, most_rows)
     is_packed = _pair(host, "b")[1].dtype == numpy.int32

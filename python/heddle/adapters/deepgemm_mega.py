@@ -13,7 +13,7 @@ import numpy
 from heddle import _core, formats
 from heddle.adapters.deepgemm_layers import DeviceLayers, HostLayers
 from heddle.adapters.deepgemm_scales import unpacked
-from heddle.adapters.tensors import is_on_gpu, lend, lend_writable, like, numpy_of
+from heddle.adapters.tensors import gpu_of, in_host_memory, is_on_gpu, lend, lend_writable, like, numpy_of
 from heddle.adapters.trips import experts_a_rank, joined, lend_stats
 from heddle.errors import InputError
 from heddle.options import LayerOptions, Quantisation, WeightKindName
@@ -50,15 +50,11 @@ def _check_activation(activation: str) -> None:
         raise InputError(f"activation: expected swiglu, got {activation}")
 
 
-def _here(array: Any) -> Any:
-    """In host memory: layers of a GPU, too, read their weights there."""
-    return array.detach().cpu() if is_on_gpu(array) else array
-
-
 def _transformed(weights: Any, name: str) -> MegaWeights:
+    """In host memory: layers of a GPU, too, read their weights there."""
     if not isinstance(weights, tuple | list):
-        return MegaWeights(lend(_here(weights), name, "bfloat16", ("experts", "rows", "columns")), None, "bf16")
-    values, scales = numpy_of(_here(weights[0]), f"{name}[0]"), _here(weights[1])
+        return MegaWeights(lend(in_host_memory(weights), name, "bfloat16", ("experts", "rows", "columns")), None, "bf16")
+    values, scales = numpy_of(in_host_memory(weights[0]), f"{name}[0]"), in_host_memory(weights[1])
     if values.ndim != 3 or values.dtype.name not in ("float8_e4m3fn", "int8", "uint8"):
         got = f"{values.dtype} {list(values.shape)}"
         raise InputError(f"{name}[0]: expected float8_e4m3fn or int8 (two of fp4) [E, rows, columns], got {got}")
@@ -119,9 +115,8 @@ class SymmBuffer:
         self.num_experts, self.num_max_tokens_per_rank, self.num_topk = num_experts, num_max_tokens_per_rank, num_topk
         self.hidden, self.intermediate_hidden, self.num_shared_experts = hidden, intermediate_hidden, num_shared_experts
         self.mma_type, self.activation = mma_type, activation
-        on_gpu = is_on_gpu(like)
         self._layers: HostLayers | DeviceLayers
-        self._layers = DeviceLayers(self._group, int(like.device.index or 0)) if on_gpu else HostLayers(self._group)
+        self._layers = DeviceLayers(self._group, gpu_of(like)) if is_on_gpu(like) else HostLayers(self._group)
         self._make_arrays(like)
 
     def _make_arrays(self, kind: Any) -> None:

@@ -39,6 +39,16 @@ def is_on_gpu(array: Any) -> bool:
     return getattr(getattr(array, "device", None), "type", "cpu") == "cuda"
 
 
+def gpu_of(tensor: Any) -> int:
+    """The number of the GPU that it lies on, as this process counts them."""
+    return int(tensor.device.index or 0)
+
+
+def in_host_memory(array: Any) -> Any:
+    """The array, or a copy of what lies on a GPU."""
+    return array.detach().cpu() if is_on_gpu(array) else array
+
+
 def numpy_of(array: Any, name: str) -> Any:
     """The same memory as a NumPy array. Raises InputError for memory of a GPU, TypeError for what is no array."""
     if isinstance(array, numpy.ndarray):

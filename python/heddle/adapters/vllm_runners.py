@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 
-from heddle.adapters.tensors import lend, lend_writable, numpy_of
+from heddle.adapters.tensors import gpu_of, in_host_memory, is_on_gpu, lend, lend_writable, numpy_of
 from heddle.device import DeviceExperts
 from heddle.errors import InputError
 from heddle.experts import Experts
@@ -27,19 +27,17 @@ class Weights:
 
     @property
     def is_on_gpu(self) -> bool:
-        return getattr(getattr(self.w1, "device", None), "type", "cpu") == "cuda"
+        return is_on_gpu(self.w1)
 
     def load(self) -> RankWeights:
         """Views of host memory; weights of a GPU are copied there."""
-        arrays = [None if one is None else self._here(one) for one in (self.w1, self.w2, *(self.scales or (None, None)))]
+        given = (self.w1, self.w2, *(self.scales or (None, None)))
+        arrays = [None if one is None else numpy_of(in_host_memory(one), "weights") for one in given]
         kind: WeightKindName = "bf16" if self.scales is None else "fp8_block"
         source = Source.of_fused_arrays(
             *arrays[:2], topk=1, kind=kind, gate_up_scales=arrays[2], down_scales=arrays[3], clamp=self.clamp
         )
         return source.load(0, 1)
-
-    def _here(self, array: Any) -> Any:
-        return numpy_of(array.detach().cpu() if self.is_on_gpu else array, "weights")
 
 
 OPTIONS = ExpertOptions(quantisation=Quantisation(128, "f32"), weight_at="combine")
@@ -80,7 +78,7 @@ class DeviceRunner:
 
     def __init__(self, weights: Weights) -> None:
         self._weights: RankWeights | None = weights.load()
-        self._device = int(weights.w1.device.index or 0)
+        self._device = gpu_of(weights.w1)
         self._experts: DeviceExperts | None = None
 
     def _made(self, tokens: int, topk: int) -> DeviceExperts:
