@@ -33,6 +33,7 @@ from heddle.adapters.deepgemm_scales import (
     get_mn_major_tma_aligned_tensor,
     get_theoretical_mk_alignment_for_contiguous_layout,
     get_tma_aligned_size,
+    pair_of,
     set_mk_alignment_for_contiguous_layout,
     transform_sf_into_required_layout,
     unpacked,
@@ -80,6 +81,11 @@ class _Operands:
     quantisation: Quantisation | None = None
 
     @property
+    def count(self) -> int:
+        """M."""
+        return len(self.rows[0] if isinstance(self.rows, tuple) else self.rows)
+
+    @property
     def groups(self) -> int:
         return int(self.weights.shape[0])
 
@@ -116,13 +122,11 @@ def _columns_of_a_scale(recipe: Any, recipe_a: Any, recipe_b: Any) -> int:
 
 
 def _pair(given: Any, name: str) -> tuple[Any, Any]:
-    if not isinstance(given, tuple | list) or len(given) != 2:
-        raise InputError(f"{name}: expected a pair of values and scales, got {type(given).__name__}")
-    return numpy_of(given[0], f"{name}[0]"), numpy_of(given[1], f"{name}[1]")
+    values, scales = pair_of(given, name)
+    return numpy_of(values, f"{name}[0]"), numpy_of(scales, f"{name}[1]")
 
 
-def _weights(b: Any, granularity: tuple[int, int]) -> tuple[Any, WeightKindName, Any]:
-    values, scales = _pair(b, "b")
+def _weights(values: Any, scales: Any, granularity: tuple[int, int]) -> tuple[Any, WeightKindName, Any]:
     is_fp4 = values.dtype in (numpy.int8, numpy.uint8)
     if values.ndim != 3 or not (is_fp4 or values.dtype.name == "float8_e4m3fn"):
         raise InputError(f"b[0]: expected float8_e4m3fn or int8 (two of fp4) [G, N, K], got {values.dtype} {list(values.shape)}")
@@ -139,28 +143,31 @@ def _weights(b: Any, granularity: tuple[int, int]) -> tuple[Any, WeightKindName,
     return values, "mxfp4" if is_fp4 else "mxfp8", numpy.ascontiguousarray(by_32)
 
 
-def _fp8_operands(a: Any, b: Any, recipes: tuple[Any, Any, Any], groups: int | None) -> _Operands:
-    """groups: None: a is [M, K], else [groups, M, K]."""
-    values, scales = _pair(a, "a")
-    if values.dtype.name != "float8_e4m3fn" or values.ndim != (2 if groups is None else 3):
-        expected = "[M, K]" if groups is None else "[G, M, K]"
+def _fp8_operands(a: Any, b: Any, recipes: tuple[Any, Any, Any], in_blocks: bool) -> _Operands:
+    """in_blocks: a is [G, M, K] and not [M, K]."""
+    (values, scales), (b_values, b_scales) = _pair(a, "a"), _pair(b, "b")
+    if values.dtype.name != "float8_e4m3fn" or values.ndim != (3 if in_blocks else 2):
+        expected = "[G, M, K]" if in_blocks else "[M, K]"
         raise InputError(f"a[0]: expected float8_e4m3fn {expected}, got {values.dtype} {list(values.shape)}")
-    of_a, of_b = _granularity(*recipes, numpy_of(_pair(b, "b")[1], "b[1]").dtype == numpy.int32)
+    of_a, of_b = _granularity(*recipes, b_scales.dtype == numpy.int32)
     _check_granularity_of_rows(of_a)
     *_, rows, columns = values.shape
-    check_scales(scales, "a[1]", rows, columns, of_a, groups)
+    check_scales(scales, "a[1]", rows, columns, of_a, len(values) if in_blocks else None)
     count = -(-columns // of_a[1])
     is_packed = scales.dtype == numpy.int32
     laid = unpacked(scales, count) if is_packed else numpy.ascontiguousarray(scales)
-    weights, kind, weight_scales = _weights(b, of_b)
+    weights, kind, weight_scales = _weights(b_values, b_scales, of_b)
+    if in_blocks and len(values) != len(weights):
+        raise InputError(f"a[0]: expected the {len(weights)} groups of b, got {len(values)}")
     flat = numpy.ascontiguousarray(values).reshape(-1, columns), laid.reshape(-1, count)
     return _Operands(flat, weights, kind, weight_scales, Quantisation(of_a[1], "ue8m0" if is_packed else "f32"))
 
 
-def _bf16_operands(a: Any, b: Any, groups: int | None) -> _Operands:
-    rows = lend(a, "a", "bfloat16", ("M", "K") if groups is None else (groups, "M", "K"))
-    weights = lend(b, "b", "bfloat16", ("G", "N", rows.shape[-1]))
-    return _Operands(numpy.ascontiguousarray(rows).reshape(-1, rows.shape[-1]), weights, "bf16")
+def _bf16_operands(a: Any, b: Any, in_blocks: bool) -> _Operands:
+    weights = lend(b, "b", "bfloat16", ("G", "N", "K"))
+    groups, _, columns = weights.shape
+    rows = lend(a, "a", "bfloat16", (groups, "M", columns) if in_blocks else ("M", columns))
+    return _Operands(numpy.ascontiguousarray(rows).reshape(-1, columns), weights, "bf16")
 
 
 def _refuse(epilogue: Any, a: Any, b: Any) -> None:
@@ -191,9 +198,10 @@ def load_grouped_weights(
     host = tuple(map(in_host_memory, parts))
     if not isinstance(b, tuple | list):
         return GroupedWeights(lend(host[0], "b", "bfloat16", ("G", "N", "K")), "bf16", None, device, most_rows)
-    is_packed = _pair(host, "b")[1].dtype == numpy.int32
+    values, scales = _pair(host, "b")
+    is_packed = scales.dtype == numpy.int32
     granularity = tuple(recipe_b) if recipe_b is not None else _granularity(recipe, None, None, is_packed)[1]
-    return GroupedWeights(*_weights(host, granularity), device, most_rows)
+    return GroupedWeights(*_weights(values, scales, granularity), device, most_rows)
 
 
 def _contiguous_on_gpu(
@@ -218,21 +226,18 @@ def _groups_of_ends(ends: Any, rows: int) -> Any:
 
 
 def _contiguous(operands: _Operands, d: Any, grouped_layout: Any, use_psum_layout: bool, ensure_zero_padding: bool) -> None:
-    rows = int((operands.rows[0] if isinstance(operands.rows, tuple) else operands.rows).shape[0])
-    out = lend_writable(d, "d", "bfloat16", (rows, operands.columns))
+    out = lend_writable(d, "d", "bfloat16", (operands.count, operands.columns))
     if use_psum_layout:
-        groups = _groups_of_ends(lend(grouped_layout, "grouped_layout", "int32", (operands.groups,)), rows)
+        groups = _groups_of_ends(lend(grouped_layout, "grouped_layout", "int32", (operands.groups,)), operands.count)
     else:
-        groups = numpy.ascontiguousarray(lend(grouped_layout, "grouped_layout", "int32", (rows,)))
+        groups = numpy.ascontiguousarray(lend(grouped_layout, "grouped_layout", "int32", (operands.count,)))
     operands.multiply(groups, out)
     if ensure_zero_padding:
         out[groups < 0] = 0
 
 
-def _masked(operands: _Operands, d: Any, masked_m: Any, expected_m: int) -> None:
-    _check_expected(expected_m)
-    flat = operands.rows[0] if isinstance(operands.rows, tuple) else operands.rows
-    most = len(flat) // max(operands.groups, 1)
+def _masked(operands: _Operands, d: Any, masked_m: Any) -> None:
+    most = operands.count // max(operands.groups, 1)
     out = lend_writable(d, "d", "bfloat16", (operands.groups, most, operands.columns))
     counts = lend(masked_m, "masked_m", "int32", (operands.groups,))
     if counts.size and not (0 <= counts.min() and counts.max() <= most):
@@ -270,7 +275,7 @@ def m_grouped_fp8_fp4_gemm_nt_contiguous(
         columns = _columns_of_a_scale(recipe, recipe_a, recipe_b)
         _contiguous_on_gpu(a, b, d, grouped_layout, columns, use_psum_layout, ensure_zero_padding)
         return
-    operands = _fp8_operands(a, b, (recipe, recipe_a, recipe_b), None)
+    operands = _fp8_operands(a, b, (recipe, recipe_a, recipe_b), in_blocks=False)
     _contiguous(operands, d, grouped_layout, use_psum_layout, ensure_zero_padding)
 
 
@@ -292,13 +297,11 @@ def m_grouped_fp8_fp4_gemm_nt_masked(
     a: float8_e4m3fn [G, M, K] and scales [G, M, K / 128 or 32]; b and recipes as above; d: bfloat16 [G, M, N]; masked_m: int32 [G];
     expected_m: kept."""
     _refuse(epilogue, a, b)
+    _check_expected(expected_m)
     if isinstance(b, GroupedWeights):
-        _check_expected(expected_m)
         b._masked(a, d, masked_m, _columns_of_a_scale(recipe, recipe_a, recipe_b), expected_m)
         return
-    groups = int(_pair(b, "b")[0].shape[0])
-    operands = _fp8_operands(a, b, (recipe, recipe_a, recipe_b), groups)
-    _masked(operands, d, masked_m, expected_m)
+    _masked(_fp8_operands(a, b, (recipe, recipe_a, recipe_b), in_blocks=True), d, masked_m)
 
 
 m_grouped_fp8_gemm_nt_contiguous = m_grouped_fp8_fp4_gemm_nt_contiguous
@@ -321,7 +324,7 @@ def m_grouped_bf16_gemm_nt_contiguous(
     if isinstance(b, GroupedWeights):
         _contiguous_on_gpu(a, b, d, grouped_layout, 128, use_psum_layout, ensure_zero_padding)
         return
-    _contiguous(_bf16_operands(a, b, None), d, grouped_layout, use_psum_layout, ensure_zero_padding)
+    _contiguous(_bf16_operands(a, b, in_blocks=False), d, grouped_layout, use_psum_layout, ensure_zero_padding)
 
 
 def m_grouped_bf16_gemm_nt_masked(
@@ -329,8 +332,8 @@ def m_grouped_bf16_gemm_nt_masked(
 ) -> None:
     """As the fp8 form, of bfloat16 a [G, M, K] and b [G, N, K]."""
     _refuse(epilogue, a, b)
+    _check_expected(expected_m)
     if isinstance(b, GroupedWeights):
-        _check_expected(expected_m)
         b._masked(a, d, masked_m, 128, expected_m)
         return
-    _masked(_bf16_operands(a, b, int(b.shape[0])), d, masked_m, expected_m)
+    _masked(_bf16_operands(a, b, in_blocks=True), d, masked_m)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy
 
 from heddle import _core
+from heddle.adapters.deepgemm_scales import pair_of
 from heddle.adapters.tensors import is_on_gpu
 from heddle.arrays import as_bytes
 from heddle.device import _lend, _need_cuda_part, current_stream
@@ -30,7 +31,7 @@ class GroupedWeights:
     def _call(self, a: Any, d: Any, columns: int) -> tuple[tuple[Any, Any, Quantisation], int]:
         """Values, scales and how these are; and the stream. Raises what an earlier call met."""
         self._core.throw_if_failed()
-        values, scales = (a, None) if self.kind == "bf16" else self._pair(a)
+        values, scales = (a, None) if self.kind == "bf16" else pair_of(a, "a")
         for array, name in ((values, "a"), (d, "d")):
             if not is_on_gpu(array):
                 got = type(array).__name__
@@ -46,12 +47,6 @@ class GroupedWeights:
         # Flat first: of a single column torch looks at the stride that it has not.
         flat = laid.reshape(-1).view(sys.modules["torch"].uint8)
         return (as_bytes(values), flat.view(*laid.shape[:-1], 4 * laid.shape[-1]), Quantisation(columns, "ue8m0")), stream
-
-    @staticmethod
-    def _pair(a: Any) -> tuple[Any, Any]:
-        if not isinstance(a, tuple | list) or len(a) != 2:
-            raise InputError(f"a: expected a pair of values and scales, got {type(a).__name__}")
-        return a[0], a[1]
 
     def _contiguous(self, a: Any, d: Any, groups: Any, columns: int, zeroes: bool) -> None:
         (values, scales, how), stream = self._call(a, d, columns)

@@ -12,7 +12,7 @@ import numpy
 
 from heddle import _core, formats
 from heddle.adapters.deepgemm_layers import DeviceLayers, HostLayers
-from heddle.adapters.deepgemm_scales import unpacked
+from heddle.adapters.deepgemm_scales import pair_of, unpacked
 from heddle.adapters.tensors import gpu_of, in_host_memory, is_on_gpu, lend, lend_writable, like, numpy_of
 from heddle.adapters.trips import experts_a_rank, joined, lend_stats
 from heddle.errors import InputError
@@ -54,7 +54,8 @@ def _transformed(weights: Any, name: str) -> MegaWeights:
     """In host memory: layers of a GPU, too, read their weights there."""
     if not isinstance(weights, tuple | list):
         return MegaWeights(lend(in_host_memory(weights), name, "bfloat16", ("experts", "rows", "columns")), None, "bf16")
-    values, scales = numpy_of(in_host_memory(weights[0]), f"{name}[0]"), in_host_memory(weights[1])
+    values, scales = map(in_host_memory, pair_of(weights, name))
+    values = numpy_of(values, f"{name}[0]")
     if values.ndim != 3 or values.dtype.name not in ("float8_e4m3fn", "int8", "uint8"):
         got = f"{values.dtype} {list(values.shape)}"
         raise InputError(f"{name}[0]: expected float8_e4m3fn or int8 (two of fp4) [E, rows, columns], got {got}")

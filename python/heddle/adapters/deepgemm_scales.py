@@ -43,6 +43,13 @@ get_m_alignment_for_contiguous_layout = get_mk_alignment_for_contiguous_layout
 get_k_alignment_for_contiguous_layout = get_mk_alignment_for_contiguous_layout
 
 
+def pair_of(given: Any, name: str) -> tuple[Any, Any]:
+    """Values and their scales, as they come."""
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise InputError(f"{name}: expected a pair of values and scales, got {type(given).__name__}")
+    return given[0], given[1]
+
+
 def _lend_float(sf: Any, name: str) -> Any:
     scales = numpy_of(sf, name)
     if scales.dtype != numpy.float32 or scales.ndim not in (2, 3):
