@@ -33,6 +33,7 @@ from heddle.adapters.deepgemm_scales import (
     get_mn_major_tma_aligned_tensor,
     get_theoretical_mk_alignment_for_contiguous_layout,
     get_tma_aligned_size,
+    matrices_of,
     pair_of,
     set_mk_alignment_for_contiguous_layout,
     transform_sf_into_required_layout,
@@ -127,11 +128,7 @@ def _pair(given: Any, name: str) -> tuple[Any, Any]:
 
 
 def _weights(values: Any, scales: Any, granularity: tuple[int, int]) -> tuple[Any, WeightKindName, Any]:
-    is_fp4 = values.dtype in (numpy.int8, numpy.uint8)
-    if values.ndim != 3 or not (is_fp4 or values.dtype.name == "float8_e4m3fn"):
-        raise InputError(f"b[0]: expected float8_e4m3fn or int8 (two of fp4) [G, N, K], got {values.dtype} {list(values.shape)}")
-    groups, rows, columns = values.shape
-    columns *= 2 if is_fp4 else 1
+    groups, rows, columns, is_fp4 = matrices_of(values, "b[0]")
     check_scales(scales, "b[1]", rows, columns, granularity, groups)
     if granularity == (128, 128) and not is_fp4 and scales.dtype == numpy.float32:
         return values, "fp8_block", numpy.ascontiguousarray(scales)

@@ -12,7 +12,7 @@ import numpy
 
 from heddle import _core, formats
 from heddle.adapters.deepgemm_layers import DeviceLayers, HostLayers
-from heddle.adapters.deepgemm_scales import pair_of, unpacked
+from heddle.adapters.deepgemm_scales import matrices_of, pair_of, unpacked
 from heddle.adapters.tensors import gpu_of, in_host_memory, is_on_gpu, lend, lend_writable, like, numpy_of
 from heddle.adapters.trips import experts_a_rank, joined, lend_stats
 from heddle.errors import InputError
@@ -56,11 +56,7 @@ def _transformed(weights: Any, name: str) -> MegaWeights:
         return MegaWeights(lend(in_host_memory(weights), name, "bfloat16", ("experts", "rows", "columns")), None, "bf16")
     values, scales = map(in_host_memory, pair_of(weights, name))
     values = numpy_of(values, f"{name}[0]")
-    if values.ndim != 3 or values.dtype.name not in ("float8_e4m3fn", "int8", "uint8"):
-        got = f"{values.dtype} {list(values.shape)}"
-        raise InputError(f"{name}[0]: expected float8_e4m3fn or int8 (two of fp4) [E, rows, columns], got {got}")
-    is_fp4 = values.dtype.name != "float8_e4m3fn"
-    experts, rows, columns = values.shape[0], values.shape[1], values.shape[2] * (2 if is_fp4 else 1)
+    experts, rows, columns, is_fp4 = matrices_of(values, f"{name}[0]")
     packed = lend(scales, f"{name}[1]", "int32", (experts, rows, -(-columns // _PACKED)))
     return MegaWeights(values, unpacked(packed, -(-columns // 32)), "mxfp4" if is_fp4 else "mxfp8")
 

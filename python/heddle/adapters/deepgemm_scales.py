@@ -50,6 +50,16 @@ def pair_of(given: Any, name: str) -> tuple[Any, Any]:
     return given[0], given[1]
 
 
+def matrices_of(values: Any, name: str) -> tuple[int, int, int, bool]:
+    """How many there are of fp8, or of fp4 with two columns a byte; rows, columns, and whether they are fp4."""
+    is_fp4 = values.dtype in (numpy.int8, numpy.uint8)
+    if values.ndim != 3 or not (is_fp4 or values.dtype.name == "float8_e4m3fn"):
+        got = f"{values.dtype} {list(values.shape)}"
+        raise InputError(f"{name}: expected float8_e4m3fn or int8 (two of fp4) [groups, rows, columns], got {got}")
+    count, rows, width = values.shape
+    return count, rows, width * (2 if is_fp4 else 1), is_fp4
+
+
 def _lend_float(sf: Any, name: str) -> Any:
     scales = numpy_of(sf, name)
     if scales.dtype != numpy.float32 or scales.ndim not in (2, 3):
