@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy
 
 from heddle import _core, formats
-from heddle.adapters.deepgemm_layers import DeviceLayers, HostLayers
+from heddle.adapters.deepgemm_layers import DeviceLayers, HostLayers, Layers
 from heddle.adapters.deepgemm_scales import matrices_of, pair_of, unpacked
 from heddle.adapters.tensors import gpu_of, in_host_memory, is_on_gpu, lend, lend_writable, like, numpy_of
 from heddle.adapters.trips import experts_a_rank, joined, lend_stats
@@ -112,8 +112,7 @@ class SymmBuffer:
         self.num_experts, self.num_max_tokens_per_rank, self.num_topk = num_experts, num_max_tokens_per_rank, num_topk
         self.hidden, self.intermediate_hidden, self.num_shared_experts = hidden, intermediate_hidden, num_shared_experts
         self.mma_type, self.activation = mma_type, activation
-        self._layers: HostLayers | DeviceLayers
-        self._layers = DeviceLayers(self._group, gpu_of(like)) if is_on_gpu(like) else HostLayers(self._group)
+        self._layers: Layers = DeviceLayers(self._group, gpu_of(like)) if is_on_gpu(like) else HostLayers(self._group)
         self._make_arrays(like)
 
     def _make_arrays(self, kind: Any) -> None:

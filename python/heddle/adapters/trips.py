@@ -31,6 +31,11 @@ def joined(group: Any, comm: Any = None, deadline: float = 30.0) -> _core.Group:
     return join(comm.bcast(uuid.uuid4().hex if rank == 0 else None), rank, comm.Get_size(), deadline=deadline)
 
 
+def meeting_of(group: _core.Group) -> Exchange:
+    """A small exchange, by whose reset ranks can meet again after a fault however far each had come. Collective."""
+    return Exchange(group, ExchangeOptions(hidden=64, experts=group.ranks, topk=1, cap=1))
+
+
 class Trip:
     """One round trip under way: rows have arrived, results have not gone home."""
 
@@ -56,11 +61,11 @@ class Trip:
 
 class Trips:
     """The exchanges of one rank, by what they were made with. All ranks make the same calls, so all take the same ones. Collective
-    to make: a small exchange comes first, by which ranks can meet again after a fault however far each had come."""
+    to make."""
 
     def __init__(self, group: _core.Group) -> None:
         self.group = group
-        self._meeting = Exchange(group, ExchangeOptions(hidden=64, experts=group.ranks, topk=1, cap=1))
+        self._meeting = meeting_of(group)
         self._made: dict[int, Exchange] = {}  # numbered as all ranks made them
         self._next = 0
         self._under_way: list[Trip] = []
