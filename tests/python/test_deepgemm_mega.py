@@ -126,6 +126,17 @@ class Mega(unittest.TestCase):
         for ranks in (1, 4):
             heddle.run_threads(ranks, main, deadline=20)
 
+    def test_scales_make_a_layer(self):
+        """The same values with other scales are other weights."""
+        group, layer = heddle.thread_group(1)[0], Layer(0, "fp8xfp4")
+        buffer, batch = make(group, "fp8xfp4", "numpy"), Batch(0, 5)
+        (first, scales), (second, second_scales) = layer.stored
+        first, second, doubled = first.view(np.int8), second.view(np.int8), (2 * scales.astype(np.float32)).astype(scales.dtype)
+        for of_first in (scales, doubled):
+            weights = deepgemm.transform_weights_for_mega_moe((first, packed(of_first)), (second, packed(second_scales)))
+            layer.values[0] = widened("mxfp4", layer.stored[0][0], of_first)
+            self.check(layer, batch, call(buffer, batch, weights, "numpy"))
+
     def test_rows_keep_their_values(self):
         """Scales that are larger than a group needs."""
         group = heddle.thread_group(1)[0]

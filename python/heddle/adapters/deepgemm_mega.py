@@ -155,7 +155,7 @@ class SymmBuffer:
 
     def _run(self, l1: MegaWeights, l2: MegaWeights, clamp: float | None, given: tuple[Any, Any, Any], out: Any) -> None:
         options = LayerOptions(cap=self.num_max_tokens_per_rank, way="mega", quantisation=GROUP, clamp=clamp)
-        key = id(l1.values), id(l2.values), clamp
+        key = *(id(array) for array in (l1.values, l1.scales, l2.values, l2.scales)), clamp
         self._layers.call(key, (l1, l2), lambda: self._load(l1, l2), options, given, out)
 
     def _check_weights(self, l1: Any, l2: Any) -> None:
