@@ -268,8 +268,7 @@ class Buffer:
         arrived = handle.trip.arrived
         memory = numpy.zeros((handle.rows, rows.hidden), "bfloat16")
         memory[: arrived.room] = arrived.bf16()
-        result = rows.unpack(memory)
-        return tuple(like(part, rows.kind) for part in result) if isinstance(result, tuple) else like(result, rows.kind)
+        return rows.unpack(memory)
 
     def combine(
         self,

@@ -230,17 +230,9 @@ class ElasticBuffer:
             stats += counts
         if handle is not None:  # the caller goes on with the one it has
             handle.trip, made = trip, handle
-        columns = TMA_ROWS if use_tma_aligned_col_major_sf else None
-        received = rows.unpack(self._received(made, counts, trip.arrived.bf16()), columns)
-        recv_x = tuple(like(part, rows.kind) for part in received) if isinstance(received, tuple) else like(received, rows.kind)
-        recv_ids, recv_weights = self._routing(made, counts)
-        return (
-            recv_x,
-            None if recv_ids is None else like(recv_ids, rows.kind),
-            None if topk_weights is None else like(recv_weights, rows.kind),
-            made,
-            passed(),
-        )
+        recv_x = rows.unpack(self._received(made, counts, trip.arrived.bf16()), TMA_ROWS if use_tma_aligned_col_major_sf else None)
+        recv_ids, recv_weights = (None if one is None else like(one, rows.kind) for one in self._routing(made, counts))
+        return recv_x, recv_ids, recv_weights if topk_weights is not None else None, made, passed()
 
     @staticmethod
     def _check_handle(handle: EPHandle, rows: Rows, topk_idx: Any, given: tuple[int | None, ...], do_cpu_sync: bool | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 from heddle import _core
-from heddle.adapters.tensors import column_major, lend, lend_writable
+from heddle.adapters.tensors import column_major, lend, lend_writable, like
 from heddle.errors import InputError
 from heddle.exchange import Arrived, Exchange, ExchangeOptions
 from heddle.group import join
@@ -149,15 +149,17 @@ class Rows:
         self.sent = sent.view("bfloat16")
 
     def unpack(self, received: Any, aligned_columns: int | None = None) -> Any:
-        """Received rows, bfloat16 [rows, H] in memory of their own, as what was sent: rows, or the pair. aligned_columns: scales in
-        columns, of a multiple of so many rows."""
+        """Received rows, bfloat16 [rows, H] in memory of their own, as what was sent and of its kind: rows, or the pair.
+        aligned_columns: scales in columns, of a multiple of so many rows."""
         if self.scales is None:
-            return received
+            return like(received, self.kind)
         received = received.view(numpy.uint8)
         codes = numpy.ascontiguousarray(received[:, : self.hidden]).view("float8_e4m3fn")
         groups = self.scales.shape[1]
         scales = numpy.ascontiguousarray(received[:, self.hidden : self.hidden + 4 * groups]).view(self.scales.dtype)
-        return codes, scales if aligned_columns is None else column_major(scales, aligned_columns)
+        if aligned_columns is not None:
+            scales = column_major(scales, aligned_columns)
+        return like(codes, self.kind), like(scales, self.kind)
 
 
 def experts_a_rank(experts: int, ranks: int) -> int:
