@@ -108,7 +108,7 @@ class SymmBuffer:
             raise InputError(f"hidden, intermediate_hidden: expected multiples of {_PACKED}, got {got}")
         self.group = group
         self._group: _core.Group = base._group if base is not None else joined(group)
-        experts_a_rank(num_experts, self._group.ranks)
+        self._local_experts = experts_a_rank(num_experts, self._group.ranks)
         self.num_experts, self.num_max_tokens_per_rank, self.num_topk = num_experts, num_max_tokens_per_rank, num_topk
         self.hidden, self.intermediate_hidden, self.num_shared_experts = hidden, intermediate_hidden, num_shared_experts
         self.mma_type, self.activation = mma_type, activation
@@ -140,7 +140,6 @@ class SymmBuffer:
         self._layers.reset(live)
 
     def _load(self, l1: MegaWeights, l2: MegaWeights) -> RankWeights:
-        here = experts_a_rank(self.num_experts, self._group.ranks)
         source = Source.of_fused_arrays(
             l1.values,
             l2.values,
@@ -148,7 +147,7 @@ class SymmBuffer:
             kind=l1.kind,
             gate_up_scales=l1.scales,
             down_scales=l2.scales,
-            first=self._group.rank * here,
+            first=self._group.rank * self._local_experts,
             experts=self.num_experts,
         )
         return source.load(self._group.rank, self._group.ranks)
@@ -161,13 +160,13 @@ class SymmBuffer:
     def _check_weights(self, l1: Any, l2: Any) -> None:
         if not isinstance(l1, MegaWeights) or not isinstance(l2, MegaWeights):
             raise InputError("l1_weights and l2_weights: expected what transform_weights_for_mega_moe returned")
-        kind, here = _KINDS[self.mma_type][0], self.num_experts // self._group.ranks
+        kind = _KINDS[self.mma_type][0]
         halves = 2 if kind == "mxfp4" else 1
         for name, weights, rows, columns in (
             ("l1_weights", l1, 2 * self.intermediate_hidden, self.hidden),
             ("l2_weights", l2, self.hidden, self.intermediate_hidden),
         ):
-            expected = [here, rows, columns // halves]
+            expected = [self._local_experts, rows, columns // halves]
             if weights.kind != kind or list(weights.values.shape) != expected:
                 raise InputError(f"{name}: expected {kind} {expected}, got {weights.kind} {list(weights.values.shape)}")
 

@@ -18,6 +18,7 @@ import numpy
 from heddle import formats
 from heddle.adapters.deepep import Buffer
 from heddle.adapters.tensors import lend, lend_writable, like, numpy_of
+from heddle.adapters.trips import experts_a_rank
 from heddle.adapters.vllm_base import (
     ExpertTokensMetadata,
     FusedMoEActivationFormat,
@@ -153,7 +154,7 @@ class HeddlePrepareAndFinalize(_PrepareAndFinalize):
         of the local experts; ids [M, k] over all ranks' experts, other ranks' choices naming an expert that is not local (-1 of a
         single rank), and weights [M, k], 0 there. Raises InputError before anything is sent."""
         rows = self._weighted(a1, topk_weights, topk_ids, apply_router_weight_on_input)
-        local = num_experts // self.buffer.group_size
+        local = experts_a_rank(num_experts, self.buffer.group_size)
         if self.rank_expert_offset != local * self.buffer.rank:
             raise InputError(f"rank_expert_offset: expected {local * self.buffer.rank}, got {self.rank_expert_offset}")
         sent = _quantised(rows) if quantises(quant_config) and not defer_input_quant else rows
