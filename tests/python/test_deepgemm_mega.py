@@ -207,6 +207,9 @@ class Mega(unittest.TestCase):
             given = {"y": y, "l1_weights": weights[0], "l2_weights": weights[1], "sym_buffer": buffer, **change}
             with self.subTest(words=words), self.assertRaisesRegex(heddle.InputError, words):
                 deepgemm.fp8_fp4_mega_moe(**given)
+        large, stats = deepgemm.SymmBuffer(group, EXPERTS, 65536, TOPK, HIDDEN, WIDE, like=y), np.zeros(EXPERTS, np.int32)
+        with self.assertRaisesRegex(heddle.InputError, "at most 1000 experts and 65535 tokens a rank, got 8 and 65536"):
+            deepgemm.fp8_fp4_mega_moe(y, *weights, large, cumulative_local_expert_recv_stats=stats)
         buffer.topk_idx[0, 0] = EXPERTS
         with self.assertRaisesRegex(heddle.InputError, "topk_idx: expected -1 to 7"):
             deepgemm.fp8_fp4_mega_moe(y, *weights, buffer)

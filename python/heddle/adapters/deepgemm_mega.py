@@ -33,7 +33,10 @@ _PACKED = 128
 """Columns whose four scales one int32 holds."""
 
 MOST_COUNTED = 1000
-"""Experts whose counts fit into one exchange."""
+"""Experts whose counts fit into one exchange, 4 digits each."""
+
+MOST_TOKENS_COUNTED = 0xFFFF
+"""What 4 digits hold: a token chooses an expert at most once."""
 
 
 class MegaWeights(NamedTuple):
@@ -201,7 +204,7 @@ class SymmBuffer:
         return numpy.ascontiguousarray(rows), numpy.ascontiguousarray(ids, numpy.int32), weights
 
     def _add_counts(self, stats: Any, ids: Any) -> None:
-        """Every rank tells the others how often its tokens chose each expert, 4 digits each."""
+        """Every rank tells the others how often its tokens chose each expert."""
         counts = numpy.bincount(ids[ids >= 0], minlength=self.num_experts).astype(">u2")
         told = self._group.exchange(counts.tobytes().hex(), "rows of each expert")
         here = slice(self._group.rank * len(stats), (self._group.rank + 1) * len(stats))
@@ -245,8 +248,10 @@ def _call(y: Any, l1: Any, l2: Any, buffer: SymmBuffer, stats: Any, clamp: float
         raise InputError(f"y: expected C order, got strides {out.strides}")
     buffer._check_tokens(len(out))
     counters = lend_stats(stats, buffer.num_experts, buffer._group.ranks)
-    if counters is not None and buffer.num_experts > MOST_COUNTED:
-        raise InputError(f"cumulative_local_expert_recv_stats: expected at most {MOST_COUNTED} experts, got {buffer.num_experts}")
+    sizes = buffer.num_experts, buffer.num_max_tokens_per_rank
+    if counters is not None and (sizes[0] > MOST_COUNTED or sizes[1] > MOST_TOKENS_COUNTED):
+        most = f"{MOST_COUNTED} experts and {MOST_TOKENS_COUNTED} tokens a rank"
+        raise InputError(f"cumulative_local_expert_recv_stats: expected at most {most}, got {sizes[0]} and {sizes[1]}")
     given = buffer._tokens(len(out))
     buffer._run(l1, l2, clamp, given, out)
     if counters is not None:
