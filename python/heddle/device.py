@@ -363,10 +363,8 @@ class DeviceExperts:
 
     @staticmethod
     def _call(rows: Any, out: Any, stream: int | None) -> tuple[tuple[Any, Any], Any, int]:
-        values, scales = parts_of(rows)
+        values, scales = parts_of(rows, out)
         if out is None:
-            if scales is not None:
-                raise InputError("out: expected memory for the results of fp8 rows, got None")
             out = _new_output(values, stream)
         return (values, scales), out, current_stream(values) if stream is None else stream
 
