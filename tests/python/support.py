@@ -1,7 +1,9 @@
 """What the tests share: layers on disk with the oracle's numbers, batches, and calls on all ranks."""
 
 import os
+import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +66,23 @@ def call(group, saved, options, calls=1):
         out = layer.forward(batch.hidden[mine], batch.ids[mine], batch.weights[mine], step=heddle.Step(most))
     layer.workspace.close()
     return out
+
+
+def launched(program, ranks, *arguments):
+    """What a program (its file) writes under torchrun; with 0 ranks, as a program of its own."""
+    launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--standalone"] if ranks else []
+    command = [sys.executable, *launcher, str(program), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def launch_text(text, ranks):
+    """Likewise, of a program's text."""
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as program:
+        program.write(text)
+        program.flush()
+        return launched(program.name, ranks)
 
 
 def bits(array):

@@ -1,12 +1,10 @@
 """DeepEP's calls over heddle.Exchange, in the order in which engines make them, against heddle.reference."""
 
-import subprocess
-import sys
-import tempfile
 import threading
 import unittest
 
 import adapted
+import support
 from adapted import EXPERTS, HIDDEN, TOPK, Batch, Layer, back, check, first_expert, routed_sums, to, tokens_of
 
 import heddle
@@ -355,12 +353,7 @@ torch.distributed.destroy_process_group()
 class Groups(unittest.TestCase):
     @unittest.skipIf(adapted.torch is None, adapted.NO_TORCH)
     def test_a_process_group_of_torch(self):
-        with tempfile.NamedTemporaryFile("w", suffix=".py") as program:
-            program.write(LAUNCHED)
-            program.flush()
-            command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", program.name]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        self.assertEqual(done.returncode, 0, done.stderr)
+        support.launch_text(LAUNCHED, 2)
 
     def test_a_communicator(self):
         """As mpi4py's, of two threads."""

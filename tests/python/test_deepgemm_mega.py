@@ -1,8 +1,5 @@
 """DeepGEMM's mega MoE: layers and steps of tokens that are written into one buffer, as its users call it."""
 
-import subprocess
-import sys
-import tempfile
 import unittest
 import warnings
 
@@ -257,12 +254,7 @@ torch.distributed.destroy_process_group()
 class Launched(unittest.TestCase):
     @unittest.skipIf(adapted.torch is None, adapted.NO_TORCH)
     def test_a_process_group_of_torch(self):
-        with tempfile.NamedTemporaryFile("w", suffix=".py") as program:
-            program.write(LAUNCHED)
-            program.flush()
-            command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", program.name]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        self.assertEqual(done.returncode, 0, done.stderr)
+        support.launch_text(LAUNCHED, 2)
 
 
 @unittest.skipIf(why_not(), why_not())

@@ -1,13 +1,10 @@
 """The layer with tensors of PyTorch on the host engine: without copies, as an operator, under torch.compile."""
 
 import re
-import subprocess
-import sys
-import tempfile
 import unittest
 
 import support
-from support import HERE, bits
+from support import HERE, bits, launch_text, launched
 
 import heddle
 import ml_dtypes
@@ -149,15 +146,6 @@ class Torch(unittest.TestCase):
             self.assert_expected(out)
 
 
-def launched(program, ranks, *arguments):
-    """What a program writes under torchrun; with 0 ranks, as a program of its own."""
-    launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--standalone"] if ranks else []
-    command = [sys.executable, *launcher, str(program), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
-    assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
-    return done.stdout
-
-
 PROCESS_GROUP = """
 import sys, torch, heddle
 torch.distributed.init_process_group("gloo")
@@ -171,10 +159,7 @@ torch.distributed.destroy_process_group()
 @unittest.skipIf(torch is None, f"torch is not here: {None if torch else missing}")
 class Launched(unittest.TestCase):
     def test_a_process_group_of_torch(self):
-        with tempfile.NamedTemporaryFile("w", suffix=".py") as program:
-            program.write(PROCESS_GROUP)
-            program.flush()
-            launched(program.name, 2)
+        launch_text(PROCESS_GROUP, 2)
 
     def test_the_example(self):
         """It compares its tokens itself; here they are looked at for being different ones."""

@@ -12,6 +12,7 @@ import unittest
 import hugging_face
 from hugging_face import LATENT, LAYER, Model
 from support import SEED, WAYS, bits, slice_of
+from test_device import why_not
 
 import heddle
 import numpy as np
@@ -75,11 +76,7 @@ def run_on_a_gpu(saved, way, ranks):
 
 
 def no_gpu():
-    if hugging_face.missing:
-        return hugging_face.missing
-    if not device.is_built():
-        return "this module was built without the CUDA part"
-    return "" if device.gpus_present() and hugging_face.torch.cuda.is_available() else "no GPU is here"
+    return hugging_face.missing or why_not()
 
 
 class OfTransformers(unittest.TestCase):
