@@ -28,6 +28,9 @@ struct Size {
   const char* name = nullptr;  ///< null: exactly `number`
 };
 
+/// What kernels ask of the first byte of rows and results on a GPU.
+constexpr std::size_t row_alignment = 16;
+
 /// What an argument has to be, in C order.
 struct Wanted {
   const char* name;  ///< of the argument

@@ -27,8 +27,6 @@ namespace heddle::python {
 
 namespace {
 
-constexpr std::size_t row_alignment = 16;
-
 /// A device workspace with the group it was made over, if there is one. A thread at a time uses a GPU; several GPUs of a process
 /// may have threads of their own.
 class DeviceContext {

@@ -21,14 +21,10 @@ namespace heddle::python {
 
 namespace {
 
-constexpr std::size_t row_alignment = 16;
-
 class RankDeviceExperts {
  public:
   RankDeviceExperts(const LayerWeights& weights, const ExpertOptions& options, const DeviceExpertsOptions& device)
-      : gpu_(device.device),
-        experts_(weights.experts, weights.shape.hidden,
-                 weights.experts.empty() ? weights.shape.intermediate : weights.experts[0].gate.rows, options, device) {}
+      : gpu_(device.device), experts_(weights.experts, weights.shape.hidden, intermediate_of(weights), options, device) {}
 
   void contiguous(nb::handle given, nb::handle scales, nb::handle begins, nb::handle counts, nb::handle row_weights, nb::handle out,
                   int expected_rows, std::uintptr_t stream) {
@@ -38,8 +34,8 @@ class RankDeviceExperts {
     const Lent results = lend_results(out, {rows.size(0), experts_.hidden()});
     if (rows.size(0) == 0) return;
     const nb::gil_scoped_release others_run;
-    experts_.contiguous(view_of(rows, rows.size(0)), first.data<const int>(), count.data<const int>(), pointer(weights),
-                        {results.data<bf16>()}, stream_of(stream), expected_rows);
+    experts_.contiguous(rows.view(), first.data<const int>(), count.data<const int>(), pointer(weights), {results.data<bf16>()},
+                        stream_of(stream), expected_rows);
   }
 
   void masked(nb::handle given, nb::handle scales, nb::handle counts, nb::handle row_weights, nb::handle out, int expected_rows,
@@ -50,8 +46,8 @@ class RankDeviceExperts {
     const auto weights = lend_weights(row_weights, {experts_.count(), block});
     const Lent results = lend_results(out, {experts_.count(), block, experts_.hidden()});
     const nb::gil_scoped_release others_run;
-    experts_.masked(view_of(rows, experts_.count() * block), static_cast<int>(block), count.data<const int>(), pointer(weights),
-                    {results.data<bf16>()}, stream_of(stream), expected_rows);
+    experts_.masked(rows.view(), static_cast<int>(block), count.data<const int>(), pointer(weights), {results.data<bf16>()},
+                    stream_of(stream), expected_rows);
   }
 
   void routed(nb::handle given, nb::handle scales, nb::handle local_ids, nb::handle given_weights, nb::handle out,
@@ -61,9 +57,9 @@ class RankDeviceExperts {
     const Lent weights(given_weights, {"weights", Element::float32, {rows.size(0), ids.size(1)}, Access::read, gpu_});
     const Lent results = lend_results(out, {rows.size(0), experts_.hidden()});
     const nb::gil_scoped_release others_run;
-    experts_.routed(view_of(rows, rows.size(0)), static_cast<int>(rows.size(0)), static_cast<int>(ids.size(1)),
-                    ids.data<const std::int32_t>(), weights.data<const float>(), RoutedOutput::sum, {results.data<bf16>()},
-                    stream_of(stream), nullptr, expected_rows);
+    experts_.routed(rows.view(), static_cast<int>(rows.size(0)), static_cast<int>(ids.size(1)), ids.data<const std::int32_t>(),
+                    weights.data<const float>(), RoutedOutput::sum, {results.data<bf16>()}, stream_of(stream), nullptr,
+                    expected_rows);
   }
 
   void throw_if_failed() { experts_.throw_if_failed(); }
@@ -73,7 +69,7 @@ class RankDeviceExperts {
  private:
   static DeviceStream stream_of(std::uintptr_t stream) { return reinterpret_cast<DeviceStream>(stream); }
   LentRows lend(nb::handle rows, nb::handle scales, std::vector<Size> sizes) const {
-    return {rows, scales, std::move(sizes), experts_.options().quantisation, gpu_, row_alignment};
+    return {rows, scales, std::move(sizes), experts_.options().quantisation, gpu_};
   }
   Lent lend_counts(nb::handle counts, const char* name) const {
     return {counts, {name, Element::int32, {experts_.count()}, Access::read, gpu_}};
@@ -84,11 +80,6 @@ class RankDeviceExperts {
   }
   Lent lend_results(nb::handle out, std::vector<Size> sizes) const {
     return {out, {"out", Element::bf16, std::move(sizes), Access::write, gpu_, row_alignment}};
-  }
-  static RowView view_of(const LentRows& rows, std::int64_t count) {
-    RowView view = rows.view();
-    view.rows = static_cast<int>(count);
-    return view;
   }
   static const float* pointer(const std::optional<Lent>& weights) { return weights ? weights->data<const float>() : nullptr; }
 

@@ -10,6 +10,7 @@
 
 #include "arrays.hpp"
 #include "experts/sm90/cuda_grouped.hpp"
+#include "lent_rows.hpp"
 #include "matrices.hpp"
 #include "options.hpp"
 #include "rooms.hpp"
@@ -20,7 +21,6 @@ namespace heddle::python {
 
 namespace {
 
-constexpr std::size_t row_alignment = 16;
 constexpr int word_bytes = 4;  // ue8m0 scales of a row are padded to
 
 /// Rows [.., K], their scales and results [.., N] of one call, lent until it returns.
@@ -29,25 +29,12 @@ class Operands {
   /// sizes: of all dimensions but the last.
   Operands(const sm90::GroupedProduct& product, int gpu, std::vector<Size> sizes, nb::handle rows, nb::handle scales,
            const Quantisation& quantisation, nb::handle out)
-      : rows_(rows, {"rows", scales.is_none() ? Element::bf16 : Element::uint8, with(sizes, product.cols()), Access::read, gpu,
-                     row_alignment}) {
+      : rows_(rows, scales, with(sizes, product.cols()), quantisation, gpu, word_bytes) {
     for (std::size_t i = 0; i < sizes.size(); ++i) sizes[i] = rows_.size(i);
     const Lent results(out, {"out", Element::bf16, with(sizes, product.rows()), Access::write, gpu, row_alignment});
-    std::int64_t count = 1;
-    for (const Size& size : sizes) count *= size.number;
     call_.out.values = results.data<bf16>();
-    call_.rows = {Activation::bf16, rows_.data<const std::byte>(), 2 * static_cast<std::size_t>(product.cols())};
-    call_.rows.rows = static_cast<int>(count);
-    if (scales.is_none()) return;
-    const bool is_wide = quantisation.scale == ScaleFormat::f32;
-    const int groups = (product.cols() + quantisation.group - 1) / quantisation.group;
-    const int width = is_wide ? groups : (groups + word_bytes - 1) / word_bytes * word_bytes;
-    const Lent lent(scales, {"scales", is_wide ? Element::float32 : Element::uint8, with(sizes, width), Access::read, gpu});
-    call_.quantisation = quantisation;
-    call_.rows.format = Activation::fp8;
-    call_.rows.value_stride = static_cast<std::size_t>(product.cols());
-    call_.rows.scales = lent.data<const std::byte>();
-    call_.rows.scale_stride = static_cast<std::size_t>(width) * (is_wide ? sizeof(float) : 1);
+    call_.rows = rows_.view();
+    if (!scales.is_none()) call_.quantisation = quantisation;
   }
   std::int64_t size(std::size_t dimension) const { return rows_.size(dimension); }
   sm90::GroupedRows call(int expected_rows) const {
@@ -61,7 +48,7 @@ class Operands {
     sizes.emplace_back(last);
     return sizes;
   }
-  Lent rows_;
+  LentRows rows_;
   sm90::GroupedRows call_;
 };
 
@@ -111,8 +98,7 @@ class RankGroupedProduct {
 std::shared_ptr<RankGroupedProduct> make_product(nb::handle kind, nb::handle weights, nb::handle weight_scales, int device,
                                                  int most_rows) {
   const MatrixStack stack("weights", value_of(tool::kinds, kind, "kind"), weights, weight_scales);
-  std::vector<WeightMatrix> matrices;
-  for (int group = 0; group < stack.count(); ++group) matrices.push_back(stack.matrix(group));
+  const std::vector<WeightMatrix> matrices = stack.matrices();
   const nb::gil_scoped_release others_run;
   return std::make_shared<RankGroupedProduct>(matrices, device, most_rows);
 }

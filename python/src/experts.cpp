@@ -31,13 +31,17 @@ ExpertOptions expert_options_of(nb::handle given, const LayerWeights& weights) {
   return options;
 }
 
+int intermediate_of(const LayerWeights& weights) {
+  return weights.experts.empty() ? weights.shape.intermediate : weights.experts[0].gate.rows;
+}
+
 namespace {
 
 class RankExperts {
  public:
   RankExperts(std::shared_ptr<RankWeights> weights, const ExpertOptions& options)
       : weights_(std::move(weights)),
-        experts_(weights_->weights.experts, weights_->weights.shape.hidden, intermediate(weights_->weights), options) {}
+        experts_(weights_->weights.experts, weights_->weights.shape.hidden, intermediate_of(weights_->weights), options) {}
 
   void contiguous(nb::handle given, nb::handle scales, nb::handle begins, nb::handle counts, nb::handle row_weights,
                   nb::handle out) const {
@@ -76,10 +80,6 @@ class RankExperts {
   }
 
  private:
-  /// Of what this rank holds: a slice with tensor-parallel experts.
-  static int intermediate(const LayerWeights& weights) {
-    return weights.experts.empty() ? weights.shape.intermediate : weights.experts[0].gate.rows;
-  }
   static std::span<const int> of(const Lent& counts) {
     return {counts.data<const int>(), static_cast<std::size_t>(counts.size(0))};
   }
@@ -101,8 +101,7 @@ void grouped_product_into(nb::handle rows, nb::handle row_scales, nb::handle giv
   const LentRows lent(rows, row_scales, {"rows", stack.cols()}, quantisation);
   const Lent group_of(groups, {"groups", Element::int32, {lent.size(0)}});
   const Lent results(out, {"out", Element::bf16, {lent.size(0), stack.rows()}, Access::write});
-  std::vector<WeightMatrix> matrices;
-  for (int group = 0; group < stack.count(); ++group) matrices.push_back(stack.matrix(group));
+  const std::vector<WeightMatrix> matrices = stack.matrices();
   const nb::gil_scoped_release others_run;
   grouped_product(lent.view(), {group_of.data<const int>(), static_cast<std::size_t>(group_of.size(0))}, matrices,
                   lent.view().format, quantisation, {results.data<bf16>()});

@@ -40,6 +40,12 @@ MatrixStack::MatrixStack(const std::string& name, WeightKind kind, nb::handle va
       cols_(static_cast<int>(values_.size(2)) * (kind == WeightKind::mxfp4 ? 2 : 1)),
       scales_(lend_scales(name + " scales", kind, scales, values_.size(0), rows(), cols_)) {}
 
+std::vector<WeightMatrix> MatrixStack::matrices() const {
+  std::vector<WeightMatrix> all;
+  for (int index = 0; index < count(); ++index) all.push_back(matrix(index));
+  return all;
+}
+
 WeightMatrix MatrixStack::part(int index, int first, int rows) const {
   const auto bytes = [](std::int64_t from, std::int64_t count, const std::byte* data) {
     return std::span(data + from, static_cast<std::size_t>(count));

@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "arrays.hpp"
 #include "heddle/experts.hpp"
@@ -20,6 +21,7 @@ class MatrixStack {
   int rows() const { return static_cast<int>(values_.size(1)); }
   int cols() const { return cols_; }
   WeightMatrix matrix(int index) const { return part(index, 0, rows()); }
+  std::vector<WeightMatrix> matrices() const;
   /// Rows [first, first + rows) of a matrix; with fp8_block both are multiples of 128, or the part ends with the matrix.
   WeightMatrix part(int index, int first, int rows) const;
 
