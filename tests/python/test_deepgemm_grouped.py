@@ -162,8 +162,8 @@ class OnStandIn(Calls, unittest.TestCase):
             ("_core", SimpleNamespace(RankGroupedProduct=OnHost)),
             ("is_on_gpu", lambda array: isinstance(array, torch.Tensor)),
             ("current_stream", lambda array: 7),
-            ("_lend", lambda array: array),
-            ("_need_cuda_part", lambda: None),
+            ("lend", lambda array: array),
+            ("need_cuda_part", lambda: None),
         ):
             patch = mock.patch.object(deepgemm_grouped, name, stand_in)
             patch.start()

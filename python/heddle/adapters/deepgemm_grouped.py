@@ -12,9 +12,9 @@ from heddle import _core
 from heddle.adapters.deepgemm_scales import pair_of
 from heddle.adapters.tensors import is_on_gpu
 from heddle.arrays import as_bytes
-from heddle.device import _lend, _need_cuda_part, current_stream
 from heddle.errors import InputError
 from heddle.options import Quantisation, WeightKindName
+from heddle.streams import current_stream, lend, need_cuda_part
 
 
 class GroupedWeights:
@@ -23,7 +23,7 @@ class GroupedWeights:
     nothing is allocated but, by torch, a copy of scales that do not lie row by row. Layouts are read when the kernels run."""
 
     def __init__(self, values: Any, kind: WeightKindName, scales: Any, device: int, most_rows: int) -> None:
-        _need_cuda_part()
+        need_cuda_part()
         self.kind, self.device, self.most_rows = kind, device, most_rows
         lent = as_bytes(numpy.ascontiguousarray(values)), as_bytes(scales)
         self._core = _core.RankGroupedProduct(kind, *lent, device, most_rows)
@@ -50,15 +50,15 @@ class GroupedWeights:
 
     def _contiguous(self, a: Any, d: Any, groups: Any, columns: int, zeroes: bool) -> None:
         (values, scales, how), stream = self._call(a, d, columns)
-        self._core.contiguous(_lend(values), _lend(scales), how, _lend(groups), zeroes, _lend(d), 0, stream)
+        self._core.contiguous(lend(values), lend(scales), how, lend(groups), zeroes, lend(d), 0, stream)
 
     def _ended(self, a: Any, d: Any, ends: Any, columns: int, zeroes: bool, alignment: int) -> None:
         (values, scales, how), stream = self._call(a, d, columns)
-        self._core.ended(_lend(values), _lend(scales), how, _lend(ends), alignment, zeroes, _lend(d), 0, stream)
+        self._core.ended(lend(values), lend(scales), how, lend(ends), alignment, zeroes, lend(d), 0, stream)
 
     def _masked(self, a: Any, d: Any, counts: Any, columns: int, expected_rows: int) -> None:
         (values, scales, how), stream = self._call(a, d, columns)
-        self._core.masked(_lend(values), _lend(scales), how, _lend(counts), _lend(d), expected_rows, stream)
+        self._core.masked(lend(values), lend(scales), how, lend(counts), lend(d), expected_rows, stream)
 
     def throw_if_failed(self) -> None:
         """Once the stream has been waited for: raises Error where a masked call met a count below 0 or above its block. Without

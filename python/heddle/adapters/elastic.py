@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 
 from heddle.adapters.events import EventHandle, EventOverlap, passed
+from heddle.adapters.places import HOST
 from heddle.adapters.tensors import lend, like
 from heddle.adapters.trips import (
     Rows,
@@ -17,7 +18,6 @@ from heddle.adapters.trips import (
     aligned,
     check_alignment,
     choices,
-    count_choices,
     experts_a_rank,
     joined,
     lend_bias,
@@ -207,11 +207,11 @@ class ElasticBuffer:
         Padding is zero. The stats, int32 [local experts], are added to.
 
         handle: x goes where its tokens went, in its layout; topk_idx is None, topk_weights may be given."""
-        rows = Rows(x)
+        rows = Rows(x, HOST)
         if handle is None:
             if topk_idx is None or num_experts is None:
                 raise InputError("expected topk_idx and num_experts, or a handle; got None")
-            ids = choices(topk_idx, num_experts, len(rows.sent))
+            ids = choices(HOST, topk_idx, num_experts, len(rows.sent))
             kept = topk_idx.copy() if isinstance(topk_idx, numpy.ndarray) else topk_idx.clone()
             cap = num_max_tokens_per_rank if num_max_tokens_per_rank is not None else self.num_max_tokens_per_rank
             alignment, exact = expert_alignment if expert_alignment is not None else 1, do_cpu_sync is not False
@@ -222,7 +222,7 @@ class ElasticBuffer:
         check_alignment(alignment)
         if cap < 1 or len(ids) > cap:
             raise InputError(f"x: expected at most num_max_tokens_per_rank = {cap} tokens, got {len(ids)}")
-        stats = lend_stats(cumulative_local_expert_recv_stats, num_experts, self.num_ranks)
+        stats = lend_stats(HOST, cumulative_local_expert_recv_stats, num_experts, self.num_ranks)
         trip = self._start(rows, ids, topk_weights, num_experts, cap, exact, do_expand)
         made = EPHandle(trip, kept if do_handle_copy or topk_idx is None else topk_idx, ids, do_expand, alignment, num_sms)
         counts = self._count(made, exact)
@@ -267,11 +267,11 @@ class ElasticBuffer:
 
     def _count(self, handle: EPHandle, exact: bool) -> Any:
         """The rows of each local expert; the handle's numbers are filled in. Ranks tell each other how many they sent where."""
-        there = rank_membership(handle.ids, handle.num_experts, self.num_ranks).sum(axis=0)
+        there = rank_membership(HOST, handle.ids, handle.num_experts, self.num_ranks).sum(axis=0)
         told = self._group.exchange(" ".join(str(number) for number in there), "rows from each rank")
         sources = numpy.array([int(text.split()[self.rank_idx]) if text else 0 for text in told], numpy.int32)
         arrived, local = handle.trip.arrived, experts_a_rank(handle.num_experts, self.num_ranks)
-        counts = arrived.counts.copy() if handle.do_expand else count_choices(arrived.local_ids, local)
+        counts = arrived.counts.copy() if handle.do_expand else HOST.count(arrived.local_ids, local)
         copies = min(local, handle.trip.options.topk) if handle.do_expand else 1
         handle.count(counts, sources, None if exact else handle.num_max_tokens_per_rank * self.num_ranks * copies)
         return counts
@@ -329,7 +329,7 @@ class ElasticBuffer:
                 raise InputError("topk_weights: not supported but as dispatch returned them (docs/adapters.md)")
             sent = numpy.where(handle.ids >= 0, trip.weights, 0).astype(numpy.float32)
         out = numpy.empty((trip.tokens, hidden), results.dtype)
-        added = lend_bias(bias, out.shape)
+        added = lend_bias(HOST, bias, out.shape)
         laid = numpy.zeros((trip.arrived.room, hidden), results.dtype)
         if handle.do_expand:
             for there, here in self._moves(handle, counts):
@@ -337,5 +337,5 @@ class ElasticBuffer:
         else:
             laid[: handle.num_recv_tokens] = results[: handle.num_recv_tokens]
         trip.combine(laid, out)
-        add_bias(out, added)
+        add_bias(HOST, out, added)
         return like(out, x), None if sent is None else like(sent, x), passed()

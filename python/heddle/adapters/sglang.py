@@ -16,13 +16,14 @@ from typing import Any, Literal, NamedTuple
 
 import numpy
 
-from heddle import formats
+from heddle.adapters.casts import quantised
 from heddle.adapters.deepep import Buffer
+from heddle.adapters.places import place_of
 from heddle.adapters.sglang_base import BaseDispatcher, CombineInputFormat, DeepEPMode, DispatchOutputFormat, RemovableHook
-from heddle.adapters.tensors import lend, like
+from heddle.adapters.tensors import lend
 from heddle.errors import InputError
 from heddle.layer import MoeLayer
-from heddle.options import Quantisation, Step
+from heddle.options import Step
 
 MOST_TOKENS_VARIABLE = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
 
@@ -210,7 +211,7 @@ class DeepEPDispatcher(BaseDispatcher):
         if tuple(topk_output.topk_ids.shape) != (hidden_states.shape[0], self.router_topk):
             expected = [int(hidden_states.shape[0]), self.router_topk]
             raise InputError(f"topk_ids: expected {expected}, got {list(topk_output.topk_ids.shape)}")
-        lend(hidden_states, "hidden_states", "bfloat16", ("tokens", self.hidden_size))
+        place_of(hidden_states).lend(hidden_states, "hidden_states", "bfloat16", ("tokens", self.hidden_size))
         prompt = self.deepep_mode.is_normal() or (self.deepep_mode.is_auto() and self.is_extend_in_batch())
         if self._is_ended():
             self._begin_anew()
@@ -227,7 +228,7 @@ class DeepEPDispatcher(BaseDispatcher):
         return taken
 
     def _dispatch_prompt(self, hidden_states: Any, topk_output: Any) -> DeepEPNormalDispatchOutput:
-        x = self._quantised(hidden_states) if self.use_fp8 else hidden_states
+        x = quantised(hidden_states, "hidden_states") if self.use_fp8 else hidden_states
         to_ranks, to_nodes, to_experts, is_there, _ = self.buffer.get_dispatch_layout(topk_output.topk_ids, self.num_experts)
         rows, ids, weights, counts, self._handle, _ = self.buffer.dispatch(
             x,
@@ -254,11 +255,6 @@ class DeepEPDispatcher(BaseDispatcher):
         pairs = int(hidden_states.shape[0]) * self.buffer.group_size * self.router_topk
         expected_m = (pairs + self.num_experts) // self.num_experts
         return DeepEPLLDispatchOutput(hidden, scale, topk_output.topk_ids, topk_output.topk_weights, counts, expected_m)
-
-    def _quantised(self, hidden_states: Any) -> tuple[Any, Any]:
-        rows = lend(hidden_states, "hidden_states", "bfloat16", ("tokens", self.hidden_size)).astype(numpy.float32)
-        codes, scales = formats.quantise_fp8(rows, Quantisation(128, "f32"))
-        return like(codes, hidden_states), like(scales, hidden_states)
 
     def combine(self, combine_input: Any) -> Any:
         """A DeepEPNormalCombineInput or a DeepEPLLCombineInput, as dispatch was, to outputs bfloat16 [T, H]. Collective."""
