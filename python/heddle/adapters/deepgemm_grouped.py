@@ -20,7 +20,7 @@ from heddle.streams import current_stream, lend, need_cuda_part
 class GroupedWeights:
     """[G, N, K] in the order that Heddle's kernels read, made by deepgemm.load_grouped_weights and given to products as b. Calls
     queue kernels on torch's current stream and return; one object's calls follow each other on one stream. They may be captured:
-    nothing is allocated but, by torch, a copy of scales that do not lie row by row. Layouts are read when the kernels run."""
+    nothing is allocated but, by torch, a copy of scales that do not lie row by row and, with mxfp8, of rows as bfloat16. Layouts are read when the kernels run."""
 
     def __init__(self, values: Any, kind: WeightKindName, scales: Any, device: int, most_rows: int) -> None:
         need_cuda_part()
@@ -41,12 +41,14 @@ class GroupedWeights:
             return (values, None, Quantisation()), stream
         if str(values.dtype) != "torch.float8_e4m3fn":
             raise InputError(f"a[0]: expected float8_e4m3fn rows, got {values.dtype}")
+        # mxfp8 is multiplied as bfloat16, which holds the codes of rows; their scales stay apart.
+        codes = values.to(sys.modules["torch"].bfloat16) if self.kind == "mxfp8" else as_bytes(values)
         laid = scales.contiguous()
         if str(scales.dtype) != "torch.int32":
-            return (as_bytes(values), laid, Quantisation(columns, "f32")), stream
+            return (codes, laid, Quantisation(columns, "f32")), stream
         # Flat first: of a single column torch looks at the stride that it has not.
         flat = laid.reshape(-1).view(sys.modules["torch"].uint8)
-        return (as_bytes(values), flat.view(*laid.shape[:-1], 4 * laid.shape[-1]), Quantisation(columns, "ue8m0")), stream
+        return (codes, flat.view(*laid.shape[:-1], 4 * laid.shape[-1]), Quantisation(columns, "ue8m0")), stream
 
     def _contiguous(self, a: Any, d: Any, groups: Any, columns: int, zeroes: bool) -> None:
         (values, scales, how), stream = self._call(a, d, columns)
