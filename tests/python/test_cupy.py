@@ -1,5 +1,5 @@
 """Layers and exchanges on a GPU with CuPy's arrays, lent by DLPack. Skipped without the CUDA part, a GPU, or a CuPy that knows
-bfloat16 (14.1 and newer, with ml_dtypes)."""
+bfloat16 (14 and newer, with ml_dtypes)."""
 
 import unittest
 
