@@ -18,7 +18,7 @@ from heddle import _core
 from heddle.device_exchange import DeviceExchange
 from heddle.experts import parts_of
 from heddle.layer import Layers
-from heddle.options import ExpertOptions, LayerOptions, Step
+from heddle.options import ExpertOptions, LayerOptions, LayerShape, Step
 from heddle.source import RankWeights
 from heddle.streams import current_stream, gpus_present, is_built, lend, lend_inputs, need_cuda_part, new_output, of_ranks, telling
 
@@ -137,6 +137,7 @@ class DeviceLayer:
         self.options = options
         self.gpu = gpu
         self._core = _core.RankDeviceLayer(workspace._core, gpu, [rank._core for rank in of_ranks], options, sms, timed)
+        self.shape: LayerShape = of_ranks[0].shape
         self._begun: Any = None
 
     def begin(self, hidden: Any, ids: Any, weights: Any, *, step: Step, tokens: Any = None, stream: int | None = None) -> None:

@@ -1,10 +1,11 @@
-"""Calls of DeepEP's buffer, of vLLM's pairs and of SGLang's dispatcher that every place of tensors has: on one rank of a group, with arrays of a kind
+"""Calls of DeepEP's buffers, of vLLM's pairs and of SGLang's dispatcher that every place of tensors has: on one rank of a group, with arrays of a kind
 (adapted.to), results against the reference. For threads, processes and GPUs alike."""
 
 from types import SimpleNamespace
 
 import support
 import test_deepep
+import test_elastic_buffer
 import test_sglang
 import test_vllm
 from adapted import EXPERTS, HIDDEN, TOPK, Batch, back, check, first_expert, routed_sums, to, tokens_of
@@ -15,7 +16,7 @@ import numpy as np
 import oracle
 from heddle.adapters import sglang
 from heddle.adapters.casts import quantised
-from heddle.adapters.deepep import Buffer
+from heddle.adapters.deepep import Buffer, ElasticBuffer
 
 LAYERS, MOST = test_deepep.LAYERS, test_deepep.MOST
 
@@ -95,6 +96,27 @@ def casts_of_low_latency(test, group, kind):
         weights = to(kind, np.full(ids.shape, 1 / 3, np.float32))
         out, *_ = buffer.low_latency_combine(to(kind, values), to(kind, ids), weights, handle)
         test.assertLess(np.abs(back(out).astype(np.float32) - x.astype(np.float32)).max(), 0.3)
+
+
+def steps_of_elastic_buffer(test, group, kind):
+    """Both layouts with and without a count that is waited for, and once more by the handle, with a bias and weights."""
+    for expand in (False, True):
+        for exact in (None, False):
+            buffer = ElasticBuffer(group, num_max_tokens_per_rank=MOST, hidden=HIDDEN, num_topk=TOPK)
+            for step in range(2):
+                batch = Batch(group.rank, tokens_of(group.rank, group.ranks, 6), step)
+                out = test_elastic_buffer.elastic(test, buffer, LAYERS[step], batch, kind, expand, exact)
+                check(test, LAYERS[step], batch, out)
+        hidden, ids, weights = batch.given(kind)
+        sent = {"topk_idx": ids, "topk_weights": weights, "num_experts": EXPERTS, "do_expand": expand}
+        recv_x, _, recv_weights, handle, _ = buffer.dispatch(hidden, **sent)
+        _, home, _ = buffer.combine(recv_x, handle, topk_weights=None if expand else recv_weights)
+        if not expand:
+            np.testing.assert_array_equal(back(home), np.where(batch.ids >= 0, batch.weights, 0))
+        again, *_, same, _ = buffer.dispatch(hidden, handle=handle)
+        test.assertIs(same, handle)
+        np.testing.assert_array_equal(support.bits(back(again)), support.bits(back(recv_x)))
+        buffer.combine(again, handle, bias=hidden)
 
 
 def steps_of_vllm(test, group, kind):
@@ -182,6 +204,7 @@ CALLS = (
     a_handle_and_a_bias,
     rows_in_fp8_cross_as_they_are,
     casts_of_low_latency,
+    steps_of_elastic_buffer,
     steps_of_vllm,
     weights_on_the_input_and_moved_experts,
     blocks_of_vllm,

@@ -1,4 +1,4 @@
-"""DeepEP's buffer and vLLM's prepare and finalize with tensors of a GPU: one rank on one GPU, in a graph too; and, to see what is
+"""DeepEP's buffers, vLLM's prepare and finalize and SGLang's dispatcher with tensors of a GPU: one rank on one GPU, in a graph too; and, to see what is
 done with tensors there, with the host engine standing in for the exchange. Two processes are test_processes.py's."""
 
 import unittest
@@ -8,9 +8,12 @@ from adapted import EXPERTS, HIDDEN, Batch, Layer, back, check, to
 from adapter_calls import CALLS, MOST, rows_quantised_before_they_travel
 from stand_in import standing_in
 from test_device import why_not
+from test_sglang import topk_output
 
 import heddle
-from heddle.adapters.deepep import Buffer, ElasticBuffer
+from heddle import device
+from heddle.adapters import sglang
+from heddle.adapters.deepep import Buffer
 
 torch = adapted.torch
 
@@ -59,13 +62,25 @@ class OnGpu(unittest.TestCase):
             torch.cuda.synchronize()
             check(self, layer, batch, out)
 
+    def test_sglangs_fused_function(self):
+        layer, dispatcher = Layer(0), sglang.StandardDispatcher()
+        options = heddle.LayerOptions(cap=MOST, way="mega", activation="bf16")
+        weights = layer.source.load(0, 1)
+        device_layer = device.DeviceLayer(device.DeviceWorkspace([(weights, options)], deadline=10), weights, options)
+        for tokens in (9, 3):
+            batch = Batch(0, tokens)
+            taken = dispatcher.dispatch(to("cuda", batch.hidden), topk_output("cuda", batch))
+            out = dispatcher.combine(sglang.fused_experts(taken, sglang.HeddleMoeQuantInfo(device_layer)))
+            torch.cuda.synchronize()
+            device_layer.throw_if_failed()
+            check(self, layer, batch, out)
+
     def test_refusals(self):
         buffer, batch = Buffer(heddle.thread_group(1)[0]), Batch(0, 4)
         hidden, ids, weights = batch.given("cuda")
         for act, words in (
             (lambda: buffer.low_latency_dispatch(hidden, ids.cpu(), MOST, EXPERTS), "topk_idx: expected a tensor of cuda:0, got cpu"),
             (lambda: buffer.low_latency_dispatch(hidden.float(), ids, MOST, EXPERTS), "x: expected bfloat16 \\[tokens, hidden\\]"),
-            (lambda: ElasticBuffer(heddle.thread_group(1)[0]).dispatch(hidden), "x: expected host memory, got cuda:0"),
         ):
             with self.subTest(words=words), self.assertRaisesRegex(heddle.InputError, words):
                 act()

@@ -3,8 +3,8 @@
     from heddle.adapters.deepep import Buffer              # instead of: from deep_ep import Buffer
 
 Arguments, defaults and what calls return are those of DeepEP's second version (docs/adapters.md says what differs). Arrays are
-torch's CPU tensors or NumPy's, whose calls are over when they return; Buffer takes tensors of a GPU, too, whose calls are queued on
-torch's current stream. What comes back is of the kind of x, events have passed and hooks do nothing. Experts lie contiguous,
+torch's CPU tensors or NumPy's, whose calls are over when they return, or tensors of a GPU, whose calls are queued on torch's current
+stream. What comes back is of the kind of x, events have passed and hooks do nothing. Experts lie contiguous,
 num_experts / ranks on each rank. Errors are heddle.InputError and heddle.FaultError."""
 
 from __future__ import annotations

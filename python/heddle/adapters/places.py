@@ -39,6 +39,14 @@ class Place(ABC):
         """An array's memory as an array of kind's kind."""
 
     @abstractmethod
+    def to_host(self, array: Any) -> Any:
+        """A copy as NumPy's. Waits for the GPU; not while a graph is captured."""
+
+    @abstractmethod
+    def from_host(self, array: Any, kind: Any) -> Any:
+        """NumPy's as an array of kind's framework, in this place."""
+
+    @abstractmethod
     def numbers(self, values: Sequence[int], kind: Any) -> Any:
         """int32, of kind's framework, in host memory in either place."""
 
@@ -82,6 +90,12 @@ class HostPlace(Place):
 
     def like(self, array: Any, kind: Any) -> Any:
         return tensors.like(array, kind)
+
+    def to_host(self, array: Any) -> Any:
+        return numpy.array(array)
+
+    def from_host(self, array: Any, kind: Any) -> Any:
+        return self.like(array, kind)
 
     def numbers(self, values: Sequence[int], kind: Any) -> Any:
         return self.like(numpy.array(values, numpy.int32), kind)
@@ -136,6 +150,12 @@ class GpuPlace(Place):
 
     def like(self, array: Any, kind: Any) -> Any:
         return array
+
+    def to_host(self, array: Any) -> Any:
+        return array.cpu().numpy().copy()
+
+    def from_host(self, array: Any, kind: Any) -> Any:
+        return self._torch.from_numpy(array).to(self._device)
 
     def numbers(self, values: Sequence[int], kind: Any) -> Any:
         return self._torch.tensor(values, dtype=self._torch.int32)

@@ -14,13 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-import numpy
-
 from heddle.adapters.casts import quantised
 from heddle.adapters.deepep import Buffer
 from heddle.adapters.places import place_of
 from heddle.adapters.sglang_base import BaseDispatcher, CombineInputFormat, DeepEPMode, DispatchOutputFormat, RemovableHook
-from heddle.adapters.tensors import lend
+from heddle.device import DeviceLayer
 from heddle.errors import InputError
 from heddle.layer import MoeLayer
 from heddle.options import Step
@@ -308,9 +306,9 @@ class StandardDispatcher(BaseDispatcher):
 
 @dataclass
 class HeddleMoeQuantInfo:
-    """What fused_experts runs: a layer, and the step (None: the ranks find it out)."""
+    """What fused_experts runs: a layer, and the step (None: the ranks find it out, on a GPU it is that of the cap)."""
 
-    layer: MoeLayer
+    layer: MoeLayer | DeviceLayer
     step: Step | None = None
 
 
@@ -319,7 +317,7 @@ _RUN = {"activation": "silu", "is_gated": True, "apply_router_weight_on_input": 
 
 
 def fused_experts(dispatch_output: Any, quant_info: HeddleMoeQuantInfo, runner_config: Any = None) -> StandardCombineInput:
-    """A whole call of quant_info.layer: tokens to experts and outputs home. Collective.
+    """A whole call of quant_info.layer, a MoeLayer or a DeviceLayer: tokens to experts and outputs home. Collective.
 
     dispatch_output: a StandardDispatchOutput, hidden_states bfloat16 [T, H], topk_output.topk_ids int32 or int64 [T, k], numbers
     over all ranks, topk_weights float32 [T, k]. runner_config: SGLang's; what a layer does not do is an InputError. Its
@@ -332,7 +330,12 @@ def fused_experts(dispatch_output: Any, quant_info: HeddleMoeQuantInfo, runner_c
     clamp = quant_info.layer.options.clamp if quant_info.layer.options.clamp is not None else quant_info.layer.shape.clamp
     if limit is not None and limit != clamp:
         raise InputError(f"runner_config.swiglu_limit: expected the layer's clamp, {clamp}, got {limit}")
-    choice, tokens = dispatch_output.topk_output, int(dispatch_output.hidden_states.shape[0])
-    ids = lend(choice.topk_ids, "topk_ids", ("int64", "int32"), (tokens, quant_info.layer.shape.topk)).astype(numpy.int32)
-    out = quant_info.layer.forward(dispatch_output.hidden_states, ids, choice.topk_weights, step=quant_info.step)
+    hidden, choice, layer = dispatch_output.hidden_states, dispatch_output.topk_output, quant_info.layer
+    place, tokens = place_of(hidden), int(hidden.shape[0])
+    ids = place.lend(choice.topk_ids, "topk_ids", ("int64", "int32"), (tokens, layer.shape.topk))
+    given = hidden, place.cast(ids, "int32"), choice.topk_weights
+    if isinstance(layer, DeviceLayer):
+        out = layer.forward(*given, step=quant_info.step if quant_info.step is not None else Step(layer.options.cap))
+    else:
+        out = layer.forward(*given, step=quant_info.step)
     return StandardCombineInput(out)
