@@ -79,8 +79,7 @@ def _rows(trip: Trip, place: Place, counts: Any, blocks: tuple[int, int], cast: 
     codes, scales = trip.arrived.fp8()
     codes = view_as(_laid(as_bytes(codes), place, counts, blocks), "float8_e4m3fn")
     if cast.round_scale and not cast.ue8m0:
-        scales = _laid(as_bytes(scales), place, counts, blocks)
-        return codes, column_major(place.cast(view_as(scales, "float8_e8m0fnu"), "float32"))
+        return codes, column_major(place.powers_of_two(_laid(as_bytes(scales), place, counts, blocks)))
     scales = _laid(as_bytes(scales) if cast.ue8m0 else scales, place, counts, blocks)
     return codes, column_major(view_as(scales, "int32") if cast.ue8m0 else scales)  # four of one byte
 

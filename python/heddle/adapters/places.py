@@ -61,6 +61,10 @@ class Place(ABC):
         """In C order; the same memory where it is so already."""
 
     @abstractmethod
+    def powers_of_two(self, codes: Any) -> Any:
+        """float32 of ue8m0 bytes in C order."""
+
+    @abstractmethod
     def where(self, condition: Any, chosen: Any, other: Any) -> Any: ...
 
     @abstractmethod
@@ -108,6 +112,9 @@ class HostPlace(Place):
 
     def cast(self, array: Any, element: str) -> Any:
         return numpy.ascontiguousarray(array, element)
+
+    def powers_of_two(self, codes: Any) -> Any:
+        return view_as(codes, "float8_e8m0fnu").astype(numpy.float32)
 
     def where(self, condition: Any, chosen: Any, other: Any) -> Any:
         return numpy.where(condition, chosen, other)
@@ -168,6 +175,11 @@ class GpuPlace(Place):
 
     def cast(self, array: Any, element: str) -> Any:
         return array.to(getattr(self._torch, element)).contiguous()
+
+    def powers_of_two(self, codes: Any) -> Any:
+        """By their bits, since not every torch casts the type on a GPU. 2^-127 is no scale of rows, and becomes 0."""
+        exponents = (self.cast(codes, "int32") << 23).view(self._torch.float32)
+        return self._torch.where(codes == 0xFF, float("nan"), exponents)
 
     def where(self, condition: Any, chosen: Any, other: Any) -> Any:
         return self._torch.where(condition, chosen, other)
