@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import TracebackType
 from typing import Any
 
 from heddle import _core
@@ -131,3 +132,9 @@ class DeviceExchange:
     def close(self) -> None:
         """The exchange takes no more calls; its memory goes with the last array of what has arrived. Not collective."""
         self._held = self._sent = None
+
+    def __enter__(self) -> DeviceExchange:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

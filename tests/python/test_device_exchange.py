@@ -187,7 +187,8 @@ class OnStandIn(unittest.TestCase):
         (arrived,) = exchange.dispatch(*([one] for one in given), step=MOST)  # lists in, lists out
         (out,) = exchange.combine([torch.zeros(arrived.room, HIDDEN, dtype=torch.bfloat16)])
         self.assertEqual(out.abs().max().item(), 0)
-        exchange.close()
+        with exchange:
+            pass
         with self.assertRaisesRegex(heddle.InputError, "this exchange is closed"):
             exchange.reset()
 
