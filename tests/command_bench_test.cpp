@@ -44,6 +44,18 @@ TEST_F(BenchStepCommand, SaysWhatIsMissing) {
   expect_error(2, step + " --engine cuda --wire bf16", "--wire");
 }
 
+class BenchCommand : public CommandTest {};
+
+/// A build without CUDA says so; one with it reads the flags.
+TEST_F(BenchCommand, PartsOnGpusAreKnownInEveryBuild) {
+  for (const std::string part : {"exchange", "activation", "experts", "mega"}) {
+    const Ran ran = run("bench " + part + " --replays many");
+    EXPECT_EQ(ran.status, 2) << ran.err;
+    const bool without_cuda = ran.err.find("heddle bench " + part + ": this build has no CUDA part") != std::string::npos;
+    EXPECT_TRUE(without_cuda || ran.err.find("--replays") != std::string::npos) << ran.err;
+  }
+}
+
 class BenchAllCommand : public CommandTest {
  protected:
   /// The names in a file, with what became of each.
