@@ -87,9 +87,11 @@ TEST_F(BenchAllCommand, MeasuresWithProvenance) {
   const auto& copies = json.at("measurements").at(0).at("result");
   EXPECT_EQ(copies.at("recordings").size(), 3u);
   for (const auto& recording : copies.at("recordings")) {
+    EXPECT_FALSE(recording.at("points").empty());
     for (const auto& point : recording.at("points"))
       EXPECT_NEAR(point.at("copies").get<double>(), point.at("formula").get<double>(), 0.15 * point.at("formula").get<double>());
   }
+  EXPECT_FALSE(json.at("measurements").at(2).at("result").at("rows").empty());
   for (const auto& row : json.at("measurements").at(2).at("result").at("rows")) {
     EXPECT_EQ(row.at("ring"), "full");
     EXPECT_EQ(row.at("samples_us").size(), 5u);

@@ -10,6 +10,7 @@ TEST_F(DoctorCommand, ExitStatusLinesAndJsonSayTheSame) {
   const Ran ran = run("doctor --json " + file("d.json"));
   ASSERT_EQ("", ran.err);
   const auto json = json_of(file("d.json"));
+  EXPECT_FALSE(json.at("findings").empty());
   bool fit = true;
   for (const auto& finding : json.at("findings")) {
     EXPECT_NE(std::string::npos, ran.out.find(finding.at("what"))) << finding;

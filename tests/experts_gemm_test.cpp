@@ -32,9 +32,7 @@ std::vector<std::uint16_t> multiply(const RowView& view, const std::vector<int>&
   operand.pack(view, rows.data(), static_cast<int>(rows.size()), weights.cols, options.activation, options.quantisation);
   std::vector<bf16> out(rows.size() * static_cast<std::size_t>(weights.rows));
   engine.multiply(operand, weights, options.row_block, {out.data(), static_cast<std::size_t>(weights.rows), nullptr});
-  std::vector<std::uint16_t> bits(out.size());
-  std::transform(out.begin(), out.end(), bits.begin(), [](bf16 value) { return value.bits; });
-  return bits;
+  return testing::bits_of(out);
 }
 
 std::vector<int> iota(int count) {

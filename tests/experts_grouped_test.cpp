@@ -2,7 +2,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <string>
 
 #include "experts/host/gemm.hpp"
@@ -14,16 +13,11 @@ namespace heddle {
 namespace {
 
 using testing::all_kinds;
+using testing::bits_of;
 using testing::OwnedRows;
 using testing::OwnedWeights;
 using testing::pick;
 using testing::Random;
-
-std::vector<std::uint16_t> bits_of(const std::vector<bf16>& values) {
-  std::vector<std::uint16_t> bits(values.size());
-  std::transform(values.begin(), values.end(), bits.begin(), [](bf16 value) { return value.bits; });
-  return bits;
-}
 
 /// Row by row, a product each.
 std::vector<bf16> one_by_one(const RowView& rows, const std::vector<int>& groups, const std::vector<WeightMatrix>& weights,

@@ -13,6 +13,7 @@
 namespace heddle {
 namespace {
 
+using testing::bits_of;
 using testing::Layer;
 using testing::OwnedRows;
 using testing::pick;
@@ -20,12 +21,6 @@ using testing::Random;
 using testing::random_options;
 using testing::Routing;
 using testing::size;
-
-std::vector<std::uint16_t> bits(const std::vector<bf16>& values) {
-  std::vector<std::uint16_t> out(values.size());
-  std::transform(values.begin(), values.end(), out.begin(), [](bf16 value) { return value.bits; });
-  return out;
-}
 
 constexpr bf16 untouched{0xBEEF};
 
@@ -152,7 +147,7 @@ TEST(Runners, DenseIsARoutedCallWithWeightOne) {
   const std::vector<float> ones(33, 1.0f);
   experts.dense(rows.view, 33, {dense.data()}, nullptr, 1);
   experts.routed(rows.view, 33, 1, ids.data(), ones.data(), RoutedOutput::sum, {routed.data()});
-  EXPECT_EQ(bits(dense), bits(routed));
+  EXPECT_EQ(bits_of(dense), bits_of(routed));
 }
 
 TEST(Runners, NothingToDoIsOrdinary) {
@@ -191,7 +186,7 @@ TEST(Runners, RanksCallAtOnce) {
   const auto run = [&](const HostExperts& experts) {
     std::vector<bf16> out(size(40 * 128));
     experts.routed(rows.view, 40, 3, routing.ids.data(), routing.weights.data(), RoutedOutput::sum, {out.data()});
-    return bits(out);
+    return bits_of(out);
   };
   const HostExperts shared = layer.experts({});
   const auto expected = run(shared);

@@ -23,6 +23,12 @@ using Random = std::mt19937_64;
 
 inline int pick(Random& random, int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); }
 
+inline std::vector<std::uint16_t> bits_of(const std::vector<bf16>& values) {
+  std::vector<std::uint16_t> bits;
+  for (const bf16 value : values) bits.push_back(value.bits);
+  return bits;
+}
+
 /// A weight matrix with its storage; moving it keeps the view right.
 struct OwnedWeights {
   std::vector<std::byte> values;

@@ -94,7 +94,6 @@ TEST_F(ReplayCommand, ABatchOfOursAndItsHiddenStates) {
 
 TEST_F(ReplayCommand, CountsOfSglang) {
   const auto json = replayed(data + "sglang_stat.pt --ranks 4 --preset deepseek-v4-flash --replicas 4");
-  const auto ids = json_of(file("r.json"));
   EXPECT_EQ(json.at("recording").at("kind"), "counts of experts");
   EXPECT_TRUE(json.at("placements").at(0).at("copies_per_token").is_null());
   const auto& seconds = json.at("placements").at(0).at("predicted_step_seconds");

@@ -2,6 +2,7 @@
 // call.
 #include <set>
 
+#include "gpu/communicators.hpp"
 #include "gpu/layer_bed.hpp"
 #include "layer_tables.hpp"
 
@@ -114,22 +115,10 @@ TEST(AutoGpu, WhatIsLeftOutIsToldWithTheReason) {
   EXPECT_NE(text.find("mxfp4, fp8 block and bf16"), std::string::npos) << text;
 }
 
-/// Communicators for the GPUs of that many ranks, or why there are none.
-std::shared_ptr<NcclCommunicators> communicators_for(int ranks, std::string& reason) {
-  try {
-    return std::make_shared<NcclCommunicators>(devices(gpus_for(ranks)));
-  } catch (const Error& error) {
-    reason = error.what();
-    return nullptr;
-  }
-}
-
 TEST(AutoGpu, GatherIsLeftOutWhereNcclCannotServeIt) {
-  SKIP_WITHOUT_GPU();
-  std::string reason;
+  COMMUNICATORS_OR_SKIP(nccl, 1);
   DeviceLayerOptions device;
-  device.exchange.nccl = communicators_for(1, reason);
-  if (device.exchange.nccl == nullptr) GTEST_SKIP() << reason;
+  device.exchange.nccl = nccl;
   Chance chance(announced_seed());
   Case c = auto_case(1, WeightKind::mxfp4, chance);
   c.options.combine_wire = Wire::fp8;
@@ -146,12 +135,10 @@ TEST(AutoGpu, GatherIsLeftOutWhereNcclCannotServeIt) {
 }
 
 TEST(AutoGpu, GatherByNcclIsLeftOutWhileARankIsMasked) {
-  SKIP_WITHOUT_GPU();
   if (gpus_here() < 2) GTEST_SKIP() << "two GPUs are needed, a rank each";
-  std::string reason;
+  COMMUNICATORS_OR_SKIP(nccl, 2);
   DeviceLayerOptions device;
-  device.exchange.nccl = communicators_for(2, reason);
-  if (device.exchange.nccl == nullptr) GTEST_SKIP() << reason;
+  device.exchange.nccl = nccl;
   Chance chance(announced_seed());
   Case c = auto_case(2, WeightKind::mxfp4, chance);
   c.options.automatic.ways = {Way::gather, Way::one_sided};

@@ -133,30 +133,32 @@ class Bed {
   std::vector<bf16> ended(int alignment, const std::string& what) {
     std::vector<int> given;
     const std::vector<int> row_at = case_.runs(alignment, given);
-    const DeviceRows rows(case_.made, gathered(case_.made, row_at));
-    const DeviceResults out(static_cast<int>(row_at.size()), case_.n);
     const Buffer<int> ends(0, given);
-    product.ended(call_of(rows, static_cast<int>(row_at.size()), out), ends.data(), alignment, NobodysRows::left, stream);
-    wait_for(stream, what);
-    return by_row(out.read(what, [&](int place) { return row_at[size(place)] >= 0; }), row_at);
+    return by_row(row_at, what,
+                  [&](const GroupedRows& call) { product.ended(call, ends.data(), alignment, NobodysRows::left, stream); });
   }
   std::vector<bf16> masked(int block, const std::string& what) {
     std::vector<int> given;
     const std::vector<int> row_at = case_.blocks(block, given);
-    const DeviceRows rows(case_.made, gathered(case_.made, row_at));
-    const DeviceResults out(static_cast<int>(row_at.size()), case_.n);
     const Buffer<int> counts(0, given);
-    product.masked(call_of(rows, static_cast<int>(row_at.size()), out), counts.data(), stream);
-    wait_for(stream, what);
+    auto got = by_row(row_at, what, [&](const GroupedRows& call) { product.masked(call, counts.data(), stream); });
     product.throw_if_failed();
-    return by_row(out.read(what, [&](int place) { return row_at[size(place)] >= 0; }), row_at);
+    return got;
   }
 
   GroupedProduct product;
   cudaStream_t stream = nullptr;
 
  private:
-  std::vector<bf16> by_row(const std::vector<bf16>& laid, const std::vector<int>& row_at) const {
+  /// What a call makes of rows that lie so, in the case's order.
+  template <class Queue>
+  std::vector<bf16> by_row(const std::vector<int>& row_at, const std::string& what, Queue queue) const {
+    const int places = static_cast<int>(row_at.size());
+    const DeviceRows rows(case_.made, gathered(case_.made, row_at));
+    const DeviceResults results(places, case_.n);
+    queue(call_of(rows, places, results));
+    wait_for(stream, what);
+    const std::vector<bf16> laid = results.read(what, [&](int place) { return row_at[size(place)] >= 0; });
     std::vector<bf16> out(size(case_.rows) * size(case_.n), bf16{poison_bits});
     for (std::size_t place = 0; place < row_at.size(); ++place) {
       if (row_at[place] < 0) continue;

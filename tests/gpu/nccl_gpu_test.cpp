@@ -6,63 +6,17 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <condition_variable>
-#include <cstdio>
-#include <mutex>
 #include <string>
 #include <thread>
 
 #include "exchange/gather/by_nccl.hpp"
+#include "gpu/communicators.hpp"
 #include "gpu/device_run.hpp"
 
 namespace heddle {
 namespace {
 
 using testing::HasSubstr;
-
-/// Ends the program if it is not destroyed in time.
-class Watchdog {
- public:
-  explicit Watchdog(std::string what)
-      : thread_([this, what = std::move(what)] {
-          std::unique_lock<std::mutex> lock(mutex_);
-          if (done_.wait_for(lock, std::chrono::seconds(90), [this] { return over_; })) return;
-          std::fprintf(stderr, "hangs for 90 s: %s\n", what.c_str());
-          std::_Exit(1);
-        }) {}
-  ~Watchdog() {
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      over_ = true;
-    }
-    done_.notify_one();
-    thread_.join();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable done_;
-  bool over_ = false;
-  std::thread thread_;  // last: it uses the others
-};
-
-/// Null, with the reason, where this machine or this build has no NCCL. Multicast stays off, as in the benchmark.
-std::shared_ptr<NcclCommunicators> communicators(std::string& reason) {
-  setenv("NCCL_NVLS_ENABLE", "0", 0);
-  try {
-    return std::make_shared<NcclCommunicators>(devices(gpus_here()));
-  } catch (const InputError& error) {
-    reason = error.what();
-    return nullptr;
-  }
-}
-
-#define COMMUNICATORS_OR_SKIP(name)                 \
-  SKIP_WITHOUT_GPU();                               \
-  const Watchdog watchdog("the test's NCCL calls"); \
-  std::string reason;                               \
-  const auto name = communicators(reason);          \
-  if (name == nullptr) GTEST_SKIP() << reason
 
 Case gather_case(int ranks, Wire wire) {
   Case c;
@@ -164,7 +118,7 @@ TEST(NcclGather, CommunicatorsNeedAGpuEach) {
 }
 
 TEST(NcclGather, RoundTripsOfEveryWire) {
-  COMMUNICATORS_OR_SKIP(nccl);
+  COMMUNICATORS_OR_SKIP(nccl, gpus_here());
   for (const Wire wire : {Wire::bf16, Wire::fp8, Wire::nvfp4}) {
     const Case c = gather_case(gpus_here(), wire);
     SCOPED_TRACE(testing::Message() << "wire " << static_cast<int>(wire) << ", NCCL " << nccl->version());
@@ -180,7 +134,7 @@ TEST(NcclGather, RoundTripsOfEveryWire) {
 
 // Rows, ids and weights at the same places as gather's own kernels put them.
 TEST(NcclGather, ArrivesAsByOwnKernels) {
-  COMMUNICATORS_OR_SKIP(nccl);
+  COMMUNICATORS_OR_SKIP(nccl, gpus_here());
   const Case c = gather_case(gpus_here(), Wire::fp8);
   DeviceExchangeOptions options;
   options.nccl = nccl;
@@ -204,7 +158,7 @@ TEST(NcclGather, ArrivesAsByOwnKernels) {
 }
 
 TEST(NcclGather, GraphsReplayWithOtherTokens) {
-  COMMUNICATORS_OR_SKIP(nccl);
+  COMMUNICATORS_OR_SKIP(nccl, gpus_here());
   Case c = gather_case(gpus_here(), Wire::bf16);
   c.tokens.assign(c.tokens.size(), 33);
   DeviceExchangeOptions options;
@@ -249,7 +203,7 @@ TEST(NcclGather, GraphsReplayWithOtherTokens) {
 }
 
 TEST(NcclGather, BadIdsAreAFaultAndAResetHeals) {
-  COMMUNICATORS_OR_SKIP(nccl);
+  COMMUNICATORS_OR_SKIP(nccl, gpus_here());
   Case c = gather_case(gpus_here(), Wire::fp8);
   c.none = 0;
   DeviceExchangeOptions options;
@@ -277,7 +231,7 @@ TEST(NcclGather, BadIdsAreAFaultAndAResetHeals) {
 }
 
 TEST(NcclGather, MaskedRanksAreRefused) {
-  COMMUNICATORS_OR_SKIP(nccl);
+  COMMUNICATORS_OR_SKIP(nccl, gpus_here());
   if (gpus_here() < 2) GTEST_SKIP() << "two GPUs are needed";
   const Case c = gather_case(gpus_here(), Wire::bf16);
   DeviceExchangeOptions options;
@@ -296,7 +250,7 @@ TEST(NcclGather, MaskedRanksAreRefused) {
 
 // Last, since the communicators do not survive it: one GPU calls alone, and the host makes its kernel leave.
 TEST(NcclGather, TheHostEndsAWaitForARankThatDoesNotCome) {
-  COMMUNICATORS_OR_SKIP(nccl);
+  COMMUNICATORS_OR_SKIP(nccl, gpus_here());
   if (gpus_here() < 2) GTEST_SKIP() << "two GPUs are needed";
   const Case c = gather_case(gpus_here(), Wire::bf16);
   DeviceExchangeOptions options;
