@@ -105,8 +105,9 @@ def floor_shares(results: Results) -> Figure:
 def _roofs(results: Results) -> tuple[float, float, str]:
     """Bytes and operations a second that the machine does at best, and who says so."""
     for result in results.prefixed("mega"):
-        return (result["stream_bytes_per_second"], result["operations_per_second"]["fp8"],
-                "roofs: weights streamed at 4.5 TB/s, tensor cores at 1.4 PFLOP/s (fp8), as measured apart")
+        memory, operations = result["stream_bytes_per_second"], result["operations_per_second"]["fp8"]
+        return (memory, operations, f"roofs: weights streamed at {memory / 1e12:g} TB/s, tensor cores at {operations / 1e15:g} PFLOP/s (fp8), "
+                "as measured apart")
     machine = results.named("machine")
     if machine is None:
         raise NoData(results.why_not("machine", "mega"))
