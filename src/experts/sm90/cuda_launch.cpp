@@ -79,9 +79,17 @@ void launch_product(const ProductCall& product, RowBlocks blocks, bool activates
   constexpr int most_spans = 1024;
   trace::record_launch(call, {0, 1, ctas, kernel.threads, most_spans, 0, !plan.paired});
   void* arguments[] = {&call};
-  cuda::check(cudaLaunchKernel(kernel.function, dim3(static_cast<unsigned>(ctas)), dim3(static_cast<unsigned>(kernel.threads)),
-                               arguments, kernel.shared_bytes_for(call.experts), stream),
-              "launch of a product of the experts");
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(ctas));
+  config.blockDim = dim3(static_cast<unsigned>(kernel.threads));
+  config.dynamicSmemBytes = kernel.shared_bytes_for(call.experts);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = call.start == ProductStart::in_order ? 0 : 1;
+  cuda::check(cudaLaunchKernelExC(&config, kernel.function, arguments), "launch of a product of the experts");
 }
 
 }  // namespace heddle::sm90
