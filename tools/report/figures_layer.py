@@ -79,7 +79,8 @@ def fused_against_chain(results: Results) -> Figure:
 
 def floor_shares(results: Results) -> Figure:
     found = [one for one in layers(results) if one.raw.get("times_floor") and one.combine in (None, "slots")]
-    rows = [one for one in trips(results) if one.times_floor and one.wire == "bf16"]
+    # Ranks that share a GPU read each other's rows from its L2: what memory does at most is no floor of theirs.
+    rows = [one for one in trips(results) if one.times_floor and one.wire == "bf16" and one.group.is_real]
     if not found and not rows:
         raise NoData("floors are of GPUs; the host engine has none" if results.is_host else results.why_not("mega", "exchange"))
     # Of each what was measured with most GPUs: line, tokens, share.
