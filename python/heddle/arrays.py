@@ -38,3 +38,18 @@ def as_bytes(array: Any) -> Any:
         torch = sys.modules.get("torch")
         return array.view(torch.uint8 if torch is not None and isinstance(array, torch.Tensor) else "uint8")
     return array
+
+
+def view_as(array: Any, element: str) -> Any:
+    """The same memory as elements of a type by its name, one of torch's or NumPy's and ml_dtypes'; the last dimension follows."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        kind = getattr(torch, element)
+        if not array.is_contiguous():
+            return array.view(kind)
+        # Flat first: of a single column, or of no row, torch looks at a stride that means nothing.
+        *before, last = array.shape
+        return array.reshape(-1).view(kind).reshape(*before, last * array.element_size() // kind.itemsize)
+    import ml_dtypes
+
+    return array.view(getattr(ml_dtypes, element, element))

@@ -10,34 +10,28 @@ stay alive and unchanged until the call has run."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from heddle import _core
-from heddle.arrays import empty_like
-from heddle.errors import Error, InputError
+from heddle.device_exchange import DeviceExchange
 from heddle.experts import parts_of
 from heddle.layer import Layers
-from heddle.options import ExpertOptions, LayerOptions, Step
+from heddle.options import ExpertOptions, LayerOptions, LayerShape, Step
 from heddle.source import RankWeights
+from heddle.streams import current_stream, gpus_present, is_built, lend, lend_inputs, need_cuda_part, new_output, of_ranks, telling
 
-
-def is_built() -> bool:
-    """Was this package built with the CUDA part?"""
-    return hasattr(_core, "DeviceContext")
-
-
-def gpus_present() -> int:
-    """GPUs that this process sees; 0 without the CUDA part."""
-    return _core.gpus_present() if is_built() else 0
-
-
-def _need_cuda_part() -> None:
-    if not is_built():
-        raise Error("this package was built without the CUDA part: nvcc 13 was not found when it was installed (docs/python.md)")
+__all__ = [
+    "DeviceExchange",
+    "DeviceExperts",
+    "DeviceLayer",
+    "DeviceSeconds",
+    "DeviceWorkspace",
+    "current_stream",
+    "gpus_present",
+    "is_built",
+]
 
 
 @dataclass(frozen=True)
@@ -50,49 +44,6 @@ class DeviceSeconds:
     shared: float
     """On the second stream, beside the others."""
     combine: float
-
-
-_CUDA = 2  # DLPack's number of it
-
-
-def _is_cupy(array: Any) -> bool:
-    return type(array).__module__.partition(".")[0] == "cupy"
-
-
-def _is_torch(array: Any) -> bool:
-    return "torch" in sys.modules and isinstance(array, sys.modules["torch"].Tensor)
-
-
-def current_stream(array: Any) -> int:
-    """The cudaStream_t on which the array's framework queues its work now: torch's or CuPy's current stream."""
-    if _is_torch(array):
-        return int(sys.modules["torch"].cuda.current_stream(array.device).cuda_stream)
-    if _is_cupy(array):
-        return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
-    raise InputError(f"no current stream is known of a {type(array).__name__}: give stream=, a cudaStream_t as a number")
-
-
-def _new_output(hidden: Any, stream: int | None) -> Any:
-    """Memory for outputs that are written on a stream, None: the current one. It comes from that stream's own, since memory of another
-    one may still be used by work that is queued there."""
-    if stream is None or (_is_torch(hidden) and not hidden.is_cuda):  # what is in host memory is refused when it is lent
-        return empty_like(hidden, "out")
-    if _is_torch(hidden):
-        cuda = sys.modules["torch"].cuda
-        with cuda.stream(cuda.ExternalStream(stream, device=hidden.device)):
-            return empty_like(hidden, "out")
-    if _is_cupy(hidden):
-        with sys.modules["cupy"].cuda.ExternalStream(stream):
-            return empty_like(hidden, "out")
-    raise InputError(f"how memory of a stream is made is not known of a {type(hidden).__name__}: give out=")
-
-
-def _lend(array: Any) -> Any:
-    """By DLPack, without waiting for anything (-1): the stream's order is the caller's. torch's tensors are lent by the module itself,
-    whichever device is the current one, and what is in host memory is refused there."""
-    if _is_torch(array) or not hasattr(array, "__dlpack_device__"):
-        return array
-    return array.__dlpack__(stream=-1) if array.__dlpack_device__()[0] == _CUDA else array
 
 
 class DeviceWorkspace:
@@ -112,7 +63,7 @@ class DeviceWorkspace:
         ranks: int = 1,
         deadline: float = 30.0,
     ) -> None:
-        _need_cuda_part()
+        need_cuda_part()
         self._core = _core.DeviceContext(
             group, ranks, list(devices), deadline, [(weights._core, options) for weights, options in layers]
         )
@@ -180,36 +131,29 @@ class DeviceLayer:
         sms: int = 0,
         timed: bool = False,
     ) -> None:
-        _need_cuda_part()
+        need_cuda_part()
         of_ranks = [weights] if isinstance(weights, RankWeights) else list(weights)
         self.workspace = workspace
         self.options = options
         self.gpu = gpu
         self._core = _core.RankDeviceLayer(workspace._core, gpu, [rank._core for rank in of_ranks], options, sms, timed)
+        self.shape: LayerShape = of_ranks[0].shape
         self._begun: Any = None
 
     def begin(self, hidden: Any, ids: Any, weights: Any, *, step: Step, tokens: Any = None, stream: int | None = None) -> None:
         """First part of a call; see forward. With ways whose host waits for counts (normal, elastic with cpu_sync) every GPU of
         this process begins before one of them ends."""
-        with self._telling(stream):
-            ranks = self._lend_inputs(hidden, ids, weights, tokens)
-            on = current_stream(_of_ranks(hidden)[0]) if stream is None else stream
+        with telling(self._core, stream):
+            ranks = lend_inputs(hidden, ids, weights, tokens)
+            on = current_stream(of_ranks(hidden)[0]) if stream is None else stream
         self._core.begin(ranks, step, on)
         self._begun = (hidden, ids, weights, tokens)  # alive until the call has ended
 
-    @staticmethod
-    def _lend_inputs(hidden: Any, ids: Any, weights: Any, tokens: Any) -> list[tuple[Any, ...]]:
-        inputs = [_of_ranks(given) for given in (hidden, ids, weights)]
-        counts = [None] * len(inputs[0]) if tokens is None else _of_ranks(tokens)
-        if len({len(inputs[0]), len(inputs[1]), len(inputs[2]), len(counts)}) != 1:
-            raise InputError("hidden, ids, weights and tokens are of different numbers of ranks")
-        return [(*map(_lend, three), None if count is None else _lend(count)) for *three, count in zip(*inputs, counts, strict=True)]
-
     def end(self, out: Any, *, stream: int | None = None) -> None:
         """Second part: experts and outputs."""
-        with self._telling(stream):
-            outputs = _of_ranks(out)
-            lent, on = [_lend(of_rank) for of_rank in outputs], current_stream(outputs[0]) if stream is None else stream
+        with telling(self._core, stream):
+            outputs = of_ranks(out)
+            lent, on = [lend(of_rank) for of_rank in outputs], current_stream(outputs[0]) if stream is None else stream
         self._core.end(lent, on)
         self._begun = None
 
@@ -240,24 +184,15 @@ class DeviceLayer:
         one, and all that go on call DeviceWorkspace.reset before the next call. Faults are found when the stream has been waited
         for: throw_if_failed. One thread at a time makes calls of a GPU.
         """
-        with self._telling(stream):
+        with telling(self._core, stream):
             if out is None:
                 several = isinstance(hidden, list | tuple)
-                out = [_new_output(rank, stream) for rank in hidden] if several else _new_output(hidden, stream)
-            inputs = self._lend_inputs(hidden, ids, weights, tokens)
-            outputs = [_lend(of_rank) for of_rank in _of_ranks(out)]
-            on = current_stream(_of_ranks(hidden)[0]) if stream is None else stream
+                out = [new_output(rank, stream) for rank in hidden] if several else new_output(hidden, stream)
+            inputs = lend_inputs(hidden, ids, weights, tokens)
+            outputs = [lend(of_rank) for of_rank in of_ranks(out)]
+            on = current_stream(of_ranks(hidden)[0]) if stream is None else stream
         self._core.forward(inputs, outputs, step, on)
         return out
-
-    @contextmanager
-    def _telling(self, stream: int | None) -> Iterator[None]:
-        """What is found wrong here, before a call is begun, is told to the other ranks, as what is found in it."""
-        try:
-            yield
-        except Exception:
-            self._core.refuse(stream if stream is not None else 0)
-            raise
 
     __call__ = forward
 
@@ -305,7 +240,7 @@ class DeviceExperts:
         most_tokens: int = 0,
         topk: int = 0,
     ) -> None:
-        _need_cuda_part()
+        need_cuda_part()
         self.options = options if options is not None else ExpertOptions()
         self.device, self.most_rows, self.most_tokens, self.topk = device, most_rows, most_tokens, topk
         self._core = _core.RankDeviceExperts(weights._core, self.options, device, most_rows, most_tokens, topk)
@@ -325,7 +260,7 @@ class DeviceExperts:
         rows: they are not looked at before. expected_rows: of an expert (0: most_rows spread evenly), picks the kernel and changes
         no bit. stream: a cudaStream_t as a number; None: the current one of rows' framework. Returns out."""
         (values, scales), out, stream = self._call(rows, out, stream)
-        lent = _lend(values), _lend(scales), _lend(begins), _lend(counts), _lend(row_weights), _lend(out)
+        lent = lend(values), lend(scales), lend(begins), lend(counts), lend(row_weights), lend(out)
         self._core.contiguous(*lent, expected_rows, stream)
         return out
 
@@ -341,7 +276,7 @@ class DeviceExperts:
     ) -> Any:
         """heddle.Experts.masked, likewise. Rows beyond the counts may be read, and are not written."""
         (values, scales), out, stream = self._call(rows, out, stream)
-        lent = _lend(values), _lend(scales), _lend(counts), _lend(row_weights), _lend(out)
+        lent = lend(values), lend(scales), lend(counts), lend(row_weights), lend(out)
         self._core.masked(*lent, expected_rows, stream)
         return out
 
@@ -357,7 +292,7 @@ class DeviceExperts:
     ) -> Any:
         """heddle.Experts.routed, likewise, of at most most_tokens tokens with topk choices."""
         (values, scales), out, stream = self._call(rows, out, stream)
-        lent = _lend(values), _lend(scales), _lend(local_ids), _lend(weights), _lend(out)
+        lent = lend(values), lend(scales), lend(local_ids), lend(weights), lend(out)
         self._core.routed(*lent, expected_rows, stream)
         return out
 
@@ -365,7 +300,7 @@ class DeviceExperts:
     def _call(rows: Any, out: Any, stream: int | None) -> tuple[tuple[Any, Any], Any, int]:
         values, scales = parts_of(rows, out)
         if out is None:
-            out = _new_output(values, stream)
+            out = new_output(values, stream)
         return (values, scales), out, current_stream(values) if stream is None else stream
 
     def throw_if_failed(self) -> None:
@@ -381,7 +316,3 @@ class DeviceExperts:
     def buffer_bytes(self) -> int:
         """Of device memory beside the weights."""
         return self._core.buffer_bytes
-
-
-def _of_ranks(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, list | tuple) else [given]

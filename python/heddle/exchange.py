@@ -1,4 +1,5 @@
-"""The exchange alone, on the host engine: rows to the ranks of their experts, results home. For experts of one's own."""
+"""The exchange alone, on the host engine: rows to the ranks of their experts, results home. For experts of one's own. On a GPU it is
+heddle.device.DeviceExchange."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from heddle import _core
-from heddle.arrays import Array, empty_like
+from heddle.arrays import Array, empty_like, view_as
 from heddle.options import LayoutName, Quantisation, Step, WayName, WireName
 
 
@@ -41,17 +42,17 @@ class ExchangeOptions:
 
 @dataclass(frozen=True)
 class Arrived:
-    """What arrived on this rank, as read-only NumPy views of the exchange's memory, good until this rank's combine. `room` rows
-    are there, those of nobody included."""
+    """What arrived on this rank, as views of the exchange's memory that nobody writes to, good until this rank's combine: NumPy's,
+    read-only, or on a GPU arrays of hidden's framework. `room` rows are there, those of nobody included."""
 
     layout: LayoutName
     wire: WireName
     rows: Any
     """uint8 [room, bytes a row], in wire format, with what a way sends beside them (see bf16 and fp8)."""
-    received: int
-    """Rows that came over, this rank's own included."""
-    real: int
-    """Pairs of a row and an expert of this rank."""
+    received: int | None
+    """Rows that came over, this rank's own included; None: only the GPU knows."""
+    real: int | None
+    """Pairs of a row and an expert of this rank; None likewise."""
     host_waited: bool
     begins: Any
     """contiguous and masked: int32 [local experts], the first row of each."""
@@ -73,21 +74,16 @@ class Arrived:
 
     def bf16(self) -> Any:
         """Rows of a bf16 wire: bfloat16 [room, H]."""
-        import ml_dtypes
-
-        return self.rows[:, : 2 * self.options.hidden].view(ml_dtypes.bfloat16)
+        return view_as(self.rows[:, : 2 * self.options.hidden], "bfloat16")
 
     def fp8(self) -> tuple[Any, Any]:
         """Rows of an fp8 wire: float8_e4m3fn [room, H] and the scales of their groups [room, H / group], float8_e8m0fnu or
         float32."""
-        import ml_dtypes
-        import numpy
-
         hidden, how = self.options.hidden, self.options.quantisation
-        kind: Any = numpy.float32 if how.scale == "f32" else ml_dtypes.float8_e8m0fnu
-        scale_bytes = -(-hidden // how.group) * numpy.dtype(kind).itemsize
+        kind, size = ("float32", 4) if how.scale == "f32" else ("float8_e8m0fnu", 1)
+        scale_bytes = size * -(-hidden // how.group)
         codes, scales = self.rows[:, :hidden], self.rows[:, hidden : hidden + scale_bytes]  # hidden is a multiple of 16
-        return codes.view(ml_dtypes.float8_e4m3fn), scales.view(kind)
+        return view_as(codes, "float8_e4m3fn"), view_as(scales, kind)
 
 
 class Exchange:

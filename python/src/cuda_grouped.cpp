@@ -29,7 +29,8 @@ class Operands {
   /// sizes: of all dimensions but the last.
   Operands(const sm90::GroupedProduct& product, int gpu, std::vector<Size> sizes, nb::handle rows, nb::handle scales,
            const Quantisation& quantisation, nb::handle out)
-      : rows_(rows, scales, with(sizes, product.cols()), quantisation, gpu, word_bytes) {
+      : rows_(rows, scales, with(sizes, product.cols()), quantisation, gpu, word_bytes,
+              product.takes_wide_codes() ? Codes::widened : Codes::bytes) {
     for (std::size_t i = 0; i < sizes.size(); ++i) sizes[i] = rows_.size(i);
     const Lent results(out, {"out", Element::bf16, with(sizes, product.rows()), Access::write, gpu, row_alignment});
     call_.out.values = results.data<bf16>();

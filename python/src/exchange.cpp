@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "arrays.hpp"
+#include "exchanges.hpp"
 #include "group.hpp"
 #include "options.hpp"
 #include "rooms.hpp"
@@ -66,7 +67,6 @@ class RankExchange {
     return workspace_;
   }
   Call take(nb::handle hidden, nb::handle ids, nb::handle weights) const;
-  std::vector<Size> result_sizes() const;
   /// What is wrong with this rank's arrays is told to the others, who would wait for it.
   template <class Step>
   void or_refuse(Step&& step) {
@@ -120,17 +120,12 @@ void RankExchange::dispatch(nb::handle hidden, nb::handle ids, nb::handle weight
   });
 }
 
-std::vector<Size> RankExchange::result_sizes() const {
-  if (arrived_.slots_wanted) return {arrived_.room, options_.topk, options_.hidden};
-  return {arrived_.room, options_.hidden};
-}
-
 void RankExchange::combine(nb::handle given, nb::handle out) {
   const RankGroup::Turn turn(*group_, "combine");
   open();
   arrived();
   or_refuse([&] {
-    const Lent results(given, {"results", Element::bf16, result_sizes()});
+    const Lent results(given, {"results", Element::bf16, result_sizes(arrived_, options_)});
     const Lent outputs(out, {"out", Element::bf16, {call_->hidden.size(0), options_.hidden}, Access::write});
     CombineOutput output;
     output.out = outputs.data<bf16>();
@@ -139,6 +134,22 @@ void RankExchange::combine(nb::handle given, nb::handle out) {
   });
   call_.reset();
 }
+
+std::shared_ptr<RankExchange> make_exchange(std::shared_ptr<RankGroup> group, nb::handle given) {
+  const ExchangeOptions options = exchange_options_of(given, group->group().ranks());
+  const RankGroup::Turn turn(*group, "a new exchange");
+  const nb::gil_scoped_release others_run;
+  check_options(options);
+  return make_shared_unlocked<RankExchange>(group, options);
+}
+
+nb::dict arrived_of(nb::handle self) {
+  const auto& exchange = nb::cast<const RankExchange&>(self);
+  return fields_of(exchange.arrived(), exchange.options(), exchange.experts().size(),
+                   [self](const auto* data, std::initializer_list<std::size_t> sizes) { return view_of(data, sizes, self); });
+}
+
+}  // namespace
 
 ExchangeOptions exchange_options_of(nb::handle given, int ranks) {
   ExchangeOptions options;
@@ -160,39 +171,6 @@ ExchangeOptions exchange_options_of(nb::handle given, int ranks) {
   options.workers = field<int>(given, "workers");
   return options;
 }
-
-std::shared_ptr<RankExchange> make_exchange(std::shared_ptr<RankGroup> group, nb::handle given) {
-  const ExchangeOptions options = exchange_options_of(given, group->group().ranks());
-  const RankGroup::Turn turn(*group, "a new exchange");
-  const nb::gil_scoped_release others_run;
-  check_options(options);
-  return make_shared_unlocked<RankExchange>(group, options);
-}
-
-/// The fields of heddle.exchange.Arrived that the library knows.
-nb::dict arrived_of(nb::handle self) {
-  const auto& exchange = nb::cast<const RankExchange&>(self);
-  const Arrived& arrived = exchange.arrived();
-  const auto room = static_cast<std::size_t>(arrived.room), topk = static_cast<std::size_t>(exchange.options().topk);
-  const std::size_t experts = exchange.experts().size();
-  const bool routed = arrived.layout == ArrivedLayout::routed;
-  nb::dict fields;
-  fields["layout"] = tool::word_of(layouts(), arrived.layout);
-  fields["wire"] = tool::word_of(tool::wires, arrived.wire);
-  fields["rows"] = view_of(reinterpret_cast<const std::uint8_t*>(arrived.rows), {room, arrived.row_stride}, self);
-  fields["received"] = arrived.received;
-  fields["real"] = arrived.real;
-  fields["host_waited"] = arrived.host_waited;
-  fields["begins"] = view_of(routed ? nullptr : arrived.begins, {experts}, self);
-  fields["counts"] = view_of(routed ? nullptr : arrived.counts, {experts}, self);
-  fields["row_weights"] = view_of(routed ? nullptr : arrived.row_weights, {room}, self);
-  fields["local_ids"] = view_of(routed ? arrived.local_ids : nullptr, {room, topk}, self);
-  fields["weights"] = view_of(routed ? arrived.weights : nullptr, {room, topk}, self);
-  fields["slots_wanted"] = arrived.slots_wanted;
-  return fields;
-}
-
-}  // namespace
 
 void bind_exchange(nb::module_& module) {
   nb::class_<RankExchange>(module, "RankExchange")

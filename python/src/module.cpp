@@ -23,6 +23,7 @@ NB_MODULE(_core, module) {
 #ifdef HEDDLE_CUDA
   bind_device(module);
   bind_device_experts(module);
+  bind_device_exchange(module);
   bind_grouped_product(module);
 #endif
   module.def("address_of", &address_of, nanobind::arg("array"), "Where an array's memory begins (for tests of copies).");

@@ -15,6 +15,7 @@ void bind_formats(nanobind::module_& module);
 void bind_reference(nanobind::module_& module);
 void bind_device(nanobind::module_& module);           // with HEDDLE_CUDA
 void bind_device_experts(nanobind::module_& module);   // with HEDDLE_CUDA
+void bind_device_exchange(nanobind::module_& module);  // with HEDDLE_CUDA
 void bind_grouped_product(nanobind::module_& module);  // with HEDDLE_CUDA
 
 }  // namespace heddle::python

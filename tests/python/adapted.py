@@ -66,8 +66,11 @@ class Batch:
 
 
 def to(kind, array):
+    """As NumPy's, torch's, or torch's on a GPU ("cuda")."""
     if kind == "numpy":
         return array
+    if kind == "cuda":
+        return to("torch", np.ascontiguousarray(array)).cuda()
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     if array.dtype == ml_dtypes.float8_e4m3fn:
@@ -79,6 +82,7 @@ def back(array):
     """A result as a NumPy array."""
     if isinstance(array, np.ndarray):
         return array
+    array = array.cpu()
     names = {torch.bfloat16: (torch.int16, ml_dtypes.bfloat16), torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn)}
     alias, kind = names.get(array.dtype, (None, None))
     return array.numpy() if alias is None else array.view(alias).numpy().view(kind)

@@ -1,5 +1,6 @@
-"""One of two processes of test_processes.py, as torchrun starts them: layers of every way, in graphs too, DeepGEMM's mega MoE, and
-a call that is refused, over tensors of this process's GPU or on the host engine, each compared with the float64 reference.
+"""One of two processes of test_processes.py, as torchrun starts them: layers of every way, in graphs too, exchanges alone, DeepEP's
+buffer and vLLM's pairs, DeepGEMM's mega MoE, and a call that is refused, over tensors of this process's GPU or on the host engine, each
+compared with the float64 reference.
 
     layer_process.py host|cuda environment|gloo|nccl [the GPUs that there are]
 
@@ -7,9 +8,13 @@ With the group of the environment a process sees its own GPU alone, with one of 
 
 import os
 import sys
+import unittest
 
 import support
+from adapted import to
+from adapter_calls import CALLS
 from support import WAYS
+from test_exchange import LAYOUTS as ALL_LAYOUTS
 
 import heddle
 import numpy as np
@@ -21,6 +26,7 @@ from heddle.adapters import deepgemm
 SHAPE = heddle.LayerShape(hidden=256, intermediate=128, experts=6, topk=2)
 CAP = 8
 BOUND = 4e-3  # bf16 weights
+LAYOUTS = dict(ALL_LAYOUTS)
 
 
 def see_only(gpu):
@@ -75,10 +81,10 @@ class Process:
         assert (workspace.ranks, workspace.first_rank(), workspace.gpus) == (self.group.ranks, self.group.rank, 1)
         return device.DeviceLayer(workspace, weights, options)
 
-    def done(self, layer):
+    def done(self, called):
         if self.is_on_gpu:
             torch.cuda.synchronize()
-            layer.throw_if_failed()
+            called.throw_if_failed()
 
     def check_ways(self):
         for way in WAYS:
@@ -141,6 +147,44 @@ class Process:
         assert (y.float().cpu() - wanted).norm() <= BOUND * wanted.norm(), f"mega MoE, seed {support.SEED}"
         self.group.barrier("the end of mega MoE")
 
+    def check_exchanges(self):
+        """Every token to expert e comes home times e + 1, and times its weight."""
+        for way in ("low_latency", "normal", "elastic", "one_sided", "gather"):
+            options = heddle.ExchangeOptions(hidden=SHAPE.hidden, experts=SHAPE.experts, topk=1, cap=CAP, way=way, arrived=LAYOUTS[way])
+            if self.is_on_gpu:
+                exchange = device.DeviceExchange(options, group=self.group, device=self.where.index, deadline=60)
+            else:
+                exchange = heddle.Exchange(self.group, options)
+            for round in range(2):
+                batch = Batch(self.group.rank, round)
+                hidden, ids, weights = (array[:, :1].contiguous() if array.shape[1] == 2 else array for array in batch.to(self.where))
+                arrived = exchange.dispatch(hidden, ids, weights, step=most_of(self.group, round))
+                rows, begin = self.tensor(arrived.bf16()).float(), exchange.experts[0]
+                if arrived.layout == "routed":
+                    local, factors = self.tensor(arrived.local_ids)[:, 0], self.tensor(arrived.weights)[:, 0]
+                    factors = torch.where(local >= 0, factors * (local + begin + 1), 0)
+                else:
+                    factors = torch.zeros(arrived.room, device=self.where)
+                    begins, counts = (self.tensor(array).tolist() for array in (arrived.begins, arrived.counts))
+                    for number, (first, count) in enumerate(zip(begins, counts, strict=True)):
+                        mine = slice(first, first + count)
+                        factors[mine] = self.tensor(arrived.row_weights)[mine] * (begin + number + 1)
+                results = torch.where(factors[:, None] != 0, rows * factors[:, None], 0).bfloat16()
+                out = exchange.combine(results)
+                self.done(exchange)
+                wanted = torch.where(ids >= 0, hidden.float() * weights * (ids + 1), 0)
+                error = (out.float() - wanted).norm() / wanted.norm() if len(wanted) else 0
+                assert error < 6e-3, f"way {way}, round {round}: relative error {error:.2e}, seed {support.SEED}"
+            self.group.barrier(f"the end of the exchange of way {way}")
+
+    def tensor(self, array):
+        return array if self.is_on_gpu else to("torch", np.array(array))
+
+    def check_adapters(self):
+        for call in CALLS:
+            call(unittest.TestCase(), self.group, "cuda" if self.is_on_gpu else "torch")
+            self.group.barrier(f"the end of {call.__name__}")
+
     def check_a_refusal(self):
         """Of rank 1's tensors: rank 0 hears of it, and after a reset the next call works."""
         options = heddle.LayerOptions(cap=CAP)
@@ -177,6 +221,8 @@ def main(engine, bootstrap, gpus="0"):
     process.check_ways()
     if process.is_on_gpu:
         process.check_graphs()
+    process.check_exchanges()
+    process.check_adapters()
     process.check_mega_moe()
     process.check_a_refusal()
     if not is_blind:

@@ -17,12 +17,12 @@ RANKS = (1, 2, 4)
 
 def elastic(test, buffer, layer, batch, kind, expand, exact):
     hidden, ids, weights = batch.given(kind)
-    ranks, stats = buffer.num_ranks, np.zeros(EXPERTS // buffer.num_ranks, np.int32)
+    ranks, stats = buffer.num_ranks, to(kind, np.zeros(EXPERTS // buffer.num_ranks, np.int32))
     recv_x, recv_ids, recv_weights, handle, event = buffer.dispatch(
         hidden,
         topk_idx=ids,
         topk_weights=weights,
-        cumulative_local_expert_recv_stats=to(kind, stats),
+        cumulative_local_expert_recv_stats=stats,
         num_experts=EXPERTS,
         expert_alignment=8,
         num_sms=buffer.get_theoretical_num_sms(EXPERTS, TOPK),
@@ -32,7 +32,7 @@ def elastic(test, buffer, layer, batch, kind, expand, exact):
     event.current_stream_wait()
     first, rows = first_expert(buffer.rank_idx, ranks), back(recv_x)
     counts = back(handle.num_unaligned_recv_tokens_per_expert)
-    np.testing.assert_array_equal(stats, counts)
+    np.testing.assert_array_equal(back(stats), counts)
     sources = back(handle.psum_num_recv_tokens_per_scaleup_rank)
     test.assertEqual((len(sources), sources[-1]), (ranks, handle.num_recv_tokens))
     test.assertEqual(handle.num_recv_tokens_per_expert_list, [int(-(-count // 8) * 8) for count in counts])

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -111,7 +112,10 @@ def documented():
     """Classes and functions that people use, by name, and what of classes takes arguments."""
     public = {name: getattr(heddle, name) for name in heddle.__all__}
     for module in (heddle.device, heddle.formats):
-        mine = {name: value for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
+        told = getattr(module, "__all__", ())
+        mine = {
+            name: value for name, value in vars(module).items() if name in told or getattr(value, "__module__", "") == module.__name__
+        }
         public |= {f"{module.__name__.partition('.')[2]}.{name}": value for name, value in mine.items() if not name.startswith("_")}
     for name, value in public.items():
         if inspect.isfunction(value):
@@ -154,6 +158,15 @@ class Types(unittest.TestCase):
     def test_what_is_looked_at(self):
         self.assertIn("MoeLayer.forward", dict(documented()))
         self.assertIn("device.DeviceLayer.forward", dict(documented()))
+        self.assertIn("device.DeviceExchange.dispatch", dict(documented()))
+
+    def test_the_module_gives_other_libraries_nothing(self):
+        """But the function that makes it: libstdc++ would take the module's copies of the templates that it has itself, in a process
+        of others, too (python/exports.map)."""
+        if sys.platform != "linux" or shutil.which("nm") is None:
+            self.skipTest("nm is not here")
+        told = subprocess.run(["nm", "-D", "--defined-only", _core.__file__], capture_output=True, text=True, check=True).stdout
+        self.assertEqual([line.split()[-1] for line in told.splitlines()], ["PyInit__core"])
 
     def test_mypy(self):
         try:

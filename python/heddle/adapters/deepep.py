@@ -3,21 +3,20 @@
     from heddle.adapters.deepep import Buffer              # instead of: from deep_ep import Buffer
 
 Arguments, defaults and what calls return are those of DeepEP's second version (docs/adapters.md says what differs). Arrays are
-torch's CPU tensors or NumPy's; what comes back is of the kind of x. Calls are over when they return, so events have passed and
-hooks do nothing. Experts lie contiguous, num_experts / ranks on each rank. Errors are heddle.InputError and heddle.FaultError."""
+torch's CPU tensors or NumPy's, whose calls are over when they return, or tensors of a GPU, whose calls are queued on torch's current
+stream. What comes back is of the kind of x, events have passed and hooks do nothing. Experts lie contiguous,
+num_experts / ranks on each rank. Errors are heddle.InputError and heddle.FaultError."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-import numpy
-
 from heddle.adapters import low_latency
 from heddle.adapters.elastic import ElasticBuffer, EPHandle
 from heddle.adapters.events import EventHandle, EventOverlap, nothing_to_receive, passed
 from heddle.adapters.low_latency import LowLatencyHandle
-from heddle.adapters.tensors import lend, like
+from heddle.adapters.places import Place, place_of
 from heddle.adapters.trips import (
     Rows,
     Trip,
@@ -26,7 +25,6 @@ from heddle.adapters.trips import (
     aligned,
     check_alignment,
     choices,
-    count_choices,
     experts_a_rank,
     joined,
     lend_bias,
@@ -78,8 +76,9 @@ class Config:
 class Handle:
     """What Buffer.dispatch returns for its combine, and for a dispatch of other rows the same way."""
 
-    def __init__(self, trip: Trip, ids: Any, num_experts: int, rows: int) -> None:
+    def __init__(self, trip: Trip, place: Place, ids: Any, num_experts: int, rows: int) -> None:
         self.trip = trip
+        self.place = place
         self.ids = ids
         self.num_experts = num_experts
         self.rows = rows
@@ -125,6 +124,10 @@ class Buffer:
         """Not DeepEP's: ends all trips, after a FaultError or instead of their combines. Collective of the ranks that go on; live:
         as Workspace.reset's."""
         self._trips.reset(live)
+
+    def throw_if_failed(self) -> None:
+        """Not DeepEP's: once the stream has been waited for, raises the FaultError that calls with tensors of a GPU have met."""
+        self._trips.throw_if_failed()
 
     @staticmethod
     def is_sm90_compiled() -> bool:
@@ -175,10 +178,11 @@ class Buffer:
     ) -> tuple[Any, None, Any, Any, EventOverlap]:
         """topk_idx int64 [T, k], -1: none. Returns num_tokens_per_rank int32 [ranks], None (one machine), num_tokens_per_expert
         int32 [num_experts], is_token_in_rank bool [T, ranks], and an event."""
-        ids = choices(topk_idx, num_experts)
-        there = rank_membership(ids, num_experts, self.group_size)
-        results = there.sum(axis=0).astype(numpy.int32), count_choices(ids, num_experts), there
-        to_ranks, to_experts, is_there = (like(result, topk_idx) for result in results)
+        place = place_of(topk_idx)
+        ids = choices(place, topk_idx, num_experts)
+        there = rank_membership(place, ids, num_experts, self.group_size)
+        results = place.cast(there.sum(0), "int32"), place.count(ids, num_experts), there
+        to_ranks, to_experts, is_there = (place.like(result, topk_idx) for result in results)
         return to_ranks, None, to_experts, is_there, passed()
 
     def dispatch(
@@ -216,32 +220,36 @@ class Buffer:
         if topk_idx is None or topk_weights is None or num_tokens_per_expert is None:
             raise InputError("expected topk_idx, topk_weights and the layout of get_dispatch_layout, or a handle; got None")
         rows, experts = Rows(x), int(num_tokens_per_expert.shape[0])
-        ids = choices(topk_idx, experts, len(rows.sent))
-        self._check_layout(ids, experts, num_tokens_per_rank, is_token_in_rank)
+        place = rows.place
+        ids = choices(place, topk_idx, experts, len(rows.sent))
+        self._check_layout(place, ids, experts, num_tokens_per_rank, is_token_in_rank)
         check_alignment(expert_alignment)
-        weights = numpy.ascontiguousarray(lend(topk_weights, "topk_weights", "float32", ids.shape))
+        weights = place.cast(place.lend(topk_weights, "topk_weights", "float32", ids.shape), "float32")
         local = experts_a_rank(experts, self.group_size)
         trip = self._start(rows, ids, weights, experts)
         received = trip.arrived.room
         if 0 < num_worst_tokens < received:
             raise InputError(f"num_worst_tokens: {num_worst_tokens} is less than the {received} rows that arrived; call reset()")
-        handle = Handle(trip, ids, experts, max(received, num_worst_tokens))
-        local_ids = numpy.full((handle.rows, ids.shape[1]), -1, numpy.int64)
+        handle = Handle(trip, place, ids, experts, max(received, num_worst_tokens))
+        local_ids = place.full((handle.rows, ids.shape[1]), -1, "int64")
         local_ids[:received] = trip.arrived.local_ids
-        local_weights = numpy.zeros(local_ids.shape, numpy.float32)
-        local_weights[:received] = numpy.where(local_ids[:received] >= 0, trip.arrived.weights, 0)
-        counts = [] if num_worst_tokens else aligned(count_choices(local_ids, local), expert_alignment).tolist()
-        results = like(local_ids, topk_idx), like(local_weights, topk_idx), counts
+        local_weights = place.zeros(local_ids.shape, "float32")
+        local_weights[:received] = place.where(local_ids[:received] >= 0, trip.arrived.weights, 0)
+        counts = [] if num_worst_tokens else aligned(place.count(local_ids, local), expert_alignment).tolist()
+        results = place.like(local_ids, topk_idx), place.like(local_weights, topk_idx), counts
         return self._received(rows, handle), *results, handle, passed()
 
-    def _check_layout(self, ids: Any, experts: int, to_ranks: Any, is_there: Any) -> None:
-        there = rank_membership(ids, experts, self.group_size)
+    def _check_layout(self, place: Place, ids: Any, experts: int, to_ranks: Any, is_there: Any) -> None:
+        """On a GPU by types and sizes alone: to look at values would wait for it."""
+        there = rank_membership(place, ids, experts, self.group_size)
         if to_ranks is not None:
-            sums = lend(to_ranks, "num_tokens_per_rank", "int32", (self.group_size,))
-            if (sums != there.sum(axis=0)).any():
-                raise InputError(f"num_tokens_per_rank: topk_idx says {there.sum(axis=0).tolist()}, got {sums.tolist()}")
-        if is_there is not None and (lend(is_there, "is_token_in_rank", "bool", there.shape) != there).any():
-            raise InputError("is_token_in_rank: differs from what topk_idx says")
+            sums = place.lend(to_ranks, "num_tokens_per_rank", "int32", (self.group_size,))
+            if place.gpu is None and (sums != there.sum(0)).any():
+                raise InputError(f"num_tokens_per_rank: topk_idx says {there.sum(0).tolist()}, got {sums.tolist()}")
+        if is_there is not None:
+            given = place.lend(is_there, "is_token_in_rank", "bool", there.shape)
+            if place.gpu is None and (given != there).any():
+                raise InputError("is_token_in_rank: differs from what topk_idx says")
 
     def _start(self, rows: Rows, ids: Any, weights: Any, experts: int) -> Trip:
         """The ranks first tell each other their tokens: DeepEP's calls have no bound, the exchange needs one."""
@@ -252,13 +260,15 @@ class Buffer:
         options = ExchangeOptions(
             hidden=rows.hidden, experts=experts, topk=int(ids.shape[1]), cap=self._cap, way="normal", arrived="routed"
         )
-        return self._trips.start(options, rows.sent, ids, weights, Step(most, "prefill"))
+        return self._trips.start(options, rows.sent, ids, weights, Step(most, "prefill"), rows.place.gpu)
 
     def _dispatch_again(self, x: Any, handle: Handle) -> tuple[Any, None, None, None, None, EventOverlap]:
         rows = Rows(x)
-        if rows.sent.shape != (handle.trip.tokens, handle.trip.options.hidden):
+        if tuple(rows.sent.shape) != (handle.trip.tokens, handle.trip.options.hidden):
             expected = [handle.trip.tokens, handle.trip.options.hidden]
             raise InputError(f"x: expected {expected}, as its handle was made with, got {list(rows.sent.shape)}")
+        if rows.place.gpu != handle.place.gpu:
+            raise InputError(f"x: expected {handle.place.name}, where its handle was made, got {rows.place.name}")
         if not handle.trip.over:
             raise InputError("handle: its round trip is under way: combine comes before it is used for another dispatch")
         handle.trip = self._start(rows, handle.ids, handle.trip.weights, handle.num_experts)
@@ -266,7 +276,7 @@ class Buffer:
 
     def _received(self, rows: Rows, handle: Handle) -> Any:
         arrived = handle.trip.arrived
-        memory = numpy.zeros((handle.rows, rows.hidden), "bfloat16")
+        memory = rows.place.zeros((handle.rows, rows.hidden), "bfloat16")
         memory[: arrived.room] = arrived.bf16()
         return rows.unpack(memory)
 
@@ -287,22 +297,23 @@ class Buffer:
         float32 [T, k] or None, and an event. topk_weights: only as dispatch returned them, then the senders' come back."""
         if handle.trip.over:
             raise InputError("handle: its round trip is over; a dispatch comes before the next combine")
-        results = lend(x, "x", "bfloat16", (handle.rows, handle.trip.options.hidden))
+        place = handle.place
+        results = place.lend(x, "x", "bfloat16", (handle.rows, handle.trip.options.hidden))
         sent = self._sent_weights(handle, topk_weights) if topk_weights is not None else None
-        out = numpy.empty((handle.trip.tokens, results.shape[1]), results.dtype)
-        added = lend_bias(bias, out.shape)
-        handle.trip.combine(numpy.ascontiguousarray(results[: handle.trip.arrived.room]), out)
-        add_bias(out, added)
-        return like(out, x), None if sent is None else like(sent, x), passed()
+        out = place.empty((handle.trip.tokens, results.shape[1]), "bfloat16")
+        added = lend_bias(place, bias, out.shape)
+        handle.trip.combine(place.cast(results[: handle.trip.arrived.room], "bfloat16"), out)
+        add_bias(place, out, added)
+        return place.like(out, x), None if sent is None else place.like(sent, x), passed()
 
     @staticmethod
     def _sent_weights(handle: Handle, topk_weights: Any) -> Any:
         """Each choice is of one rank, so weights that nobody has changed add up to those that were sent."""
-        arrived = handle.trip.arrived
-        given = lend(topk_weights, "topk_weights", "float32", (handle.rows, handle.ids.shape[1]))[: arrived.room]
-        if (given != numpy.where(arrived.local_ids >= 0, arrived.weights, 0)).any():
+        arrived, place = handle.trip.arrived, handle.place
+        given = place.lend(topk_weights, "topk_weights", "float32", (handle.rows, handle.ids.shape[1]))[: arrived.room]
+        if bool((given != place.where(arrived.local_ids >= 0, arrived.weights, 0)).any()):
             _none_here("topk_weights", "expected those that dispatch returned; sums of others would need an exchange of float32")
-        return numpy.where(handle.ids >= 0, handle.trip.weights, 0).astype(numpy.float32)
+        return place.cast(place.where(handle.ids >= 0, handle.trip.weights, 0), "float32")
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Collective: ends all low-latency trips. Never needed between normal and low-latency calls, whose memory is apart."""
@@ -333,10 +344,11 @@ class Buffer:
             _none_here("dispatch_wait_recv_cost_stats", "waits are not measured by rank")
         cast = low_latency.Cast(use_fp8, round_scale, use_ue8m0)
         most = num_max_dispatch_tokens_per_rank
-        stats = lend_stats(cumulative_local_expert_recv_stats, num_experts, self.group_size)
+        stats = lend_stats(place_of(x), cumulative_local_expert_recv_stats, num_experts, self.group_size)
         rows, counts, handle = low_latency.dispatch(self._trips, x, topk_idx, most, num_experts, cast)
         if stats is not None:
             stats += counts
+        like = handle.place.like
         received = tuple(like(part, x) for part in rows) if isinstance(rows, tuple) else like(rows, x)
         return received, like(counts, x), handle, passed(), nothing_to_receive if return_recv_hook else None
 
@@ -367,7 +379,7 @@ class Buffer:
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> Any:
         """Zeros to fill, bfloat16 [local experts, C * ranks, H], of the kind of the dispatched x."""
-        return like(numpy.zeros((*handle.blocks, handle.trip.options.hidden), "bfloat16"), handle.kind)
+        return handle.place.like(handle.place.zeros((*handle.blocks, handle.trip.options.hidden), "bfloat16"), handle.kind)
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> NoReturn:
         _none_here("low_latency_update_mask_buffer", "ranks are masked by Exchange.reset(live)")

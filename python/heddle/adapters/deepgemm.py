@@ -186,7 +186,7 @@ def load_grouped_weights(
     """Weights in a GPU's memory, in the order of Heddle's kernels: what products of tensors there take as b. DeepGEMM has no such
     call: it is made once, where weights are loaded.
 
-    b: as the products take it, but fp8 has a float32 scale of 128 x 128; N and K multiples of 64. In host memory or on a GPU, from
+    b: as the products take it; N and K multiples of 64. In host memory or on a GPU, from
     which it is copied to the host first; not needed later. recipe, recipe_b: as the products', of b's scales. device: None: b's GPU,
     or 0; most_rows: of a contiguous call, at 12 bytes of the GPU's memory each. Waits, and is not captured."""
     parts = tuple(b) if isinstance(b, tuple | list) else (b,)

@@ -13,6 +13,7 @@ import numpy
 from heddle import _core, formats
 from heddle.adapters.deepgemm_layers import DeviceLayers, HostLayers, Layers
 from heddle.adapters.deepgemm_scales import matrices_of, pair_of, unpacked
+from heddle.adapters.places import HOST
 from heddle.adapters.tensors import gpu_of, in_host_memory, is_on_gpu, lend, lend_writable, like, numpy_of
 from heddle.adapters.trips import experts_a_rank, joined, lend_stats
 from heddle.errors import InputError
@@ -247,7 +248,7 @@ def _call(y: Any, l1: Any, l2: Any, buffer: SymmBuffer, stats: Any, clamp: float
     if not out.flags.c_contiguous:
         raise InputError(f"y: expected C order, got strides {out.strides}")
     buffer._check_tokens(len(out))
-    counters = lend_stats(stats, buffer.num_experts, buffer._group.ranks)
+    counters = lend_stats(HOST, stats, buffer.num_experts, buffer._group.ranks)
     sizes = buffer.num_experts, buffer.num_max_tokens_per_rank
     if counters is not None and (sizes[0] > MOST_COUNTED or sizes[1] > MOST_TOKENS_COUNTED):
         most = f"{MOST_COUNTED} experts and {MOST_TOKENS_COUNTED} tokens a rank"

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy
 
-from heddle.adapters.tensors import column_major, like, numpy_of
+from heddle.adapters.places import column_major
+from heddle.adapters.tensors import like, numpy_of
 from heddle.errors import InputError
 
 TMA_BYTES = 16

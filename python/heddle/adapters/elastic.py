@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 
 from heddle.adapters.events import EventHandle, EventOverlap, passed
-from heddle.adapters.tensors import lend, like
+from heddle.adapters.places import Place, element_of
 from heddle.adapters.trips import (
     Rows,
     Trip,
@@ -17,7 +17,6 @@ from heddle.adapters.trips import (
     aligned,
     check_alignment,
     choices,
-    count_choices,
     experts_a_rank,
     joined,
     lend_bias,
@@ -41,8 +40,11 @@ class EPHandle:
     where rows of each expert end; without do_expand sums of counts aligned up. num_unaligned_recv_tokens_per_expert: the counts.
     """
 
-    def __init__(self, trip: Trip, topk_idx: Any, ids: Any, do_expand: bool, expert_alignment: int, num_sms: int) -> None:
+    def __init__(
+        self, trip: Trip, place: Place, topk_idx: Any, ids: Any, do_expand: bool, expert_alignment: int, num_sms: int
+    ) -> None:
         self.trip = trip
+        self.place = place
         self.ids = ids
         self.topk_idx = topk_idx
         self.do_expand = do_expand
@@ -58,20 +60,26 @@ class EPHandle:
         self.num_unaligned_recv_tokens_per_expert: Any = None
         self.begins: Any = None
         """do_expand: the first row of each local expert in recv_x."""
+        self.moves: list[tuple[slice, slice]] = []
+        """do_expand: where each local expert's rows lie in recv_x, and where in what arrived."""
         self.rows = 0
         """Of recv_x, padding included."""
 
     def count(self, counts: Any, sources: Any, worst_rows: int | None) -> None:
-        """Fills in what is derived from the rows of each local expert and of each source rank. worst_rows: rows of recv_x where
-        nobody waits for a count, before alignment."""
+        """Fills in what is derived from the rows of each local expert and of each source rank, NumPy's. worst_rows: rows of recv_x
+        where nobody waits for a count, before alignment."""
         padded = aligned(counts, self.expert_alignment)
         ends = padded.cumsum().astype(numpy.int32)
         self.begins = (ends - padded).astype(numpy.int32)
         self.num_recv_tokens, self.num_expanded_tokens = int(sources.sum()), int(ends[-1])
         self.num_recv_tokens_per_expert_list = padded.tolist()
-        self.psum_num_recv_tokens_per_scaleup_rank = like(sources.cumsum().astype(numpy.int32), self.topk_idx)
-        self.psum_num_recv_tokens_per_expert = like(self.begins + counts if self.do_expand else ends, self.topk_idx)
-        self.num_unaligned_recv_tokens_per_expert = like(counts, self.topk_idx)
+        told = sources.cumsum().astype(numpy.int32), self.begins + counts if self.do_expand else ends, counts
+        of_ranks, of_experts, unaligned = (self.place.from_host(numbers, self.topk_idx) for numbers in told)
+        self.psum_num_recv_tokens_per_scaleup_rank, self.psum_num_recv_tokens_per_expert = of_ranks, of_experts
+        self.num_unaligned_recv_tokens_per_expert = unaligned
+        if self.do_expand:
+            pairs = zip(self.begins.tolist(), self.place.to_host(self.trip.arrived.begins).tolist(), counts.tolist())
+            self.moves = [(slice(there, there + count), slice(here, here + count)) for there, here, count in pairs]
         if worst_rows is None:
             self.rows = self.num_expanded_tokens if self.do_expand else self.num_recv_tokens
         else:
@@ -118,6 +126,10 @@ class ElasticBuffer:
     def destroy(self) -> None:
         """Collective: gives the exchanges' memory back. A later call makes them anew."""
         self._trips.clear()
+
+    def throw_if_failed(self) -> None:
+        """Not DeepEP's: once the stream has been waited for, raises the FaultError that calls with tensors of a GPU have met."""
+        self._trips.throw_if_failed()
 
     def reset(self, live: Sequence[bool] | None = None) -> None:
         """Not DeepEP's: ends all trips, after a FaultError or instead of their combines. Collective of the ranks that go on; live:
@@ -208,10 +220,11 @@ class ElasticBuffer:
 
         handle: x goes where its tokens went, in its layout; topk_idx is None, topk_weights may be given."""
         rows = Rows(x)
+        place = rows.place
         if handle is None:
             if topk_idx is None or num_experts is None:
                 raise InputError("expected topk_idx and num_experts, or a handle; got None")
-            ids = choices(topk_idx, num_experts, len(rows.sent))
+            ids = choices(place, topk_idx, num_experts, len(rows.sent))
             kept = topk_idx.copy() if isinstance(topk_idx, numpy.ndarray) else topk_idx.clone()
             cap = num_max_tokens_per_rank if num_max_tokens_per_rank is not None else self.num_max_tokens_per_rank
             alignment, exact = expert_alignment if expert_alignment is not None else 1, do_cpu_sync is not False
@@ -222,16 +235,16 @@ class ElasticBuffer:
         check_alignment(alignment)
         if cap < 1 or len(ids) > cap:
             raise InputError(f"x: expected at most num_max_tokens_per_rank = {cap} tokens, got {len(ids)}")
-        stats = lend_stats(cumulative_local_expert_recv_stats, num_experts, self.num_ranks)
+        stats = lend_stats(place, cumulative_local_expert_recv_stats, num_experts, self.num_ranks)
         trip = self._start(rows, ids, topk_weights, num_experts, cap, exact, do_expand)
-        made = EPHandle(trip, kept if do_handle_copy or topk_idx is None else topk_idx, ids, do_expand, alignment, num_sms)
+        made = EPHandle(trip, place, kept if do_handle_copy or topk_idx is None else topk_idx, ids, do_expand, alignment, num_sms)
         counts = self._count(made, exact)
         if stats is not None:
-            stats += counts
+            stats += place.from_host(counts, stats)
         if handle is not None:  # the caller goes on with the one it has
             handle.trip, made = trip, handle
-        recv_x = rows.unpack(self._received(made, counts, trip.arrived.bf16()), TMA_ROWS if use_tma_aligned_col_major_sf else None)
-        recv_ids, recv_weights = (None if one is None else like(one, rows.kind) for one in self._routing(made, counts))
+        recv_x = rows.unpack(self._received(made, trip.arrived.bf16()), TMA_ROWS if use_tma_aligned_col_major_sf else None)
+        recv_ids, recv_weights = (None if one is None else place.like(one, rows.kind) for one in self._routing(made))
         return recv_x, recv_ids, recv_weights if topk_weights is not None else None, made, passed()
 
     @staticmethod
@@ -243,7 +256,9 @@ class ElasticBuffer:
             raise InputError(f"num_experts, num_max_tokens_per_rank, expert_alignment: its handle has {own}, got {given}")
         if not handle.trip.over:
             raise InputError("handle: its round trip is under way: combine comes before it is used for another dispatch")
-        if rows.sent.shape != (handle.trip.tokens, handle.trip.options.hidden):
+        if rows.place.gpu != handle.place.gpu:
+            raise InputError(f"x: expected {handle.place.name}, where its handle was made, got {rows.place.name}")
+        if tuple(rows.sent.shape) != (handle.trip.tokens, handle.trip.options.hidden):
             raise InputError(
                 f"x: expected {[handle.trip.tokens, handle.trip.options.hidden]}, as its handle was made with, "
                 f"got {list(rows.sent.shape)}"
@@ -251,9 +266,9 @@ class ElasticBuffer:
 
     def _start(self, rows: Rows, ids: Any, topk_weights: Any, experts: int, cap: int, exact: bool, expand: bool) -> Trip:
         experts_a_rank(experts, self.num_ranks)
-        weights = numpy.ones(ids.shape, numpy.float32)
+        weights = rows.place.full(ids.shape, 1, "float32")
         if topk_weights is not None:
-            weights[...] = lend(topk_weights, "topk_weights", "float32", ids.shape)
+            weights[...] = rows.place.lend(topk_weights, "topk_weights", "float32", ids.shape)
         options = ExchangeOptions(
             hidden=rows.hidden,
             experts=experts,
@@ -263,41 +278,36 @@ class ElasticBuffer:
             arrived="contiguous" if expand else "routed",
             cpu_sync=exact,
         )
-        return self._trips.start(options, rows.sent, ids, weights, Step(cap, "decode"))
+        return self._trips.start(options, rows.sent, ids, weights, Step(cap, "decode"), rows.place.gpu)
 
     def _count(self, handle: EPHandle, exact: bool) -> Any:
         """The rows of each local expert; the handle's numbers are filled in. Ranks tell each other how many they sent where."""
-        there = rank_membership(handle.ids, handle.num_experts, self.num_ranks).sum(axis=0)
+        place = handle.place
+        there = place.to_host(rank_membership(place, handle.ids, handle.num_experts, self.num_ranks).sum(0))
         told = self._group.exchange(" ".join(str(number) for number in there), "rows from each rank")
         sources = numpy.array([int(text.split()[self.rank_idx]) if text else 0 for text in told], numpy.int32)
         arrived, local = handle.trip.arrived, experts_a_rank(handle.num_experts, self.num_ranks)
-        counts = arrived.counts.copy() if handle.do_expand else count_choices(arrived.local_ids, local)
+        counts = place.to_host(arrived.counts if handle.do_expand else place.count(arrived.local_ids, local))
         copies = min(local, handle.trip.options.topk) if handle.do_expand else 1
         handle.count(counts, sources, None if exact else handle.num_max_tokens_per_rank * self.num_ranks * copies)
         return counts
 
     @staticmethod
-    def _moves(handle: EPHandle, counts: Any) -> list[tuple[slice, slice]]:
-        """do_expand: where each local expert's rows lie in recv_x, and where in what arrived."""
-        pairs = zip(handle.begins, handle.trip.arrived.begins, counts)
-        return [(slice(there, there + count), slice(here, here + count)) for there, here, count in pairs]
-
-    def _received(self, handle: EPHandle, counts: Any, rows: Any) -> Any:
-        memory = numpy.zeros((handle.rows, *rows.shape[1:]), rows.dtype)
+    def _received(handle: EPHandle, rows: Any) -> Any:
+        memory = handle.place.zeros((handle.rows, *rows.shape[1:]), element_of(rows))
         if not handle.do_expand:
             memory[: handle.num_recv_tokens] = rows[: handle.num_recv_tokens]
-            return memory
-        for there, here in self._moves(handle, counts):
+        for there, here in handle.moves:
             memory[there] = rows[here]
         return memory
 
-    def _routing(self, handle: EPHandle, counts: Any) -> tuple[Any, Any]:
-        arrived = handle.trip.arrived
+    def _routing(self, handle: EPHandle) -> tuple[Any, Any]:
+        arrived, place = handle.trip.arrived, handle.place
         if handle.do_expand:
-            return None, self._received(handle, counts, arrived.row_weights)
-        ids = numpy.full((handle.rows, handle.ids.shape[1]), -1, numpy.int64)
+            return None, self._received(handle, arrived.row_weights)
+        ids = place.full((handle.rows, handle.ids.shape[1]), -1, "int64")
         ids[: handle.num_recv_tokens] = arrived.local_ids[: handle.num_recv_tokens]
-        return ids, numpy.where(ids >= 0, self._received(handle, counts, arrived.weights), 0).astype(numpy.float32)
+        return ids, place.cast(place.where(ids >= 0, self._received(handle, arrived.weights), 0), "float32")
 
     def combine(
         self,
@@ -316,26 +326,24 @@ class ElasticBuffer:
 
         x: bfloat16 [rows of recv_x, H]; bias: none, one or two bfloat16 [T, H], added last. Returns bfloat16 [T, H], the weights
         float32 [T, k] or None, and an event. topk_weights: only as dispatch returned them, then the senders' come back."""
-        trip = handle.trip
+        trip, place = handle.trip, handle.place
         if trip.over:
             raise InputError("handle: its round trip is over; a dispatch comes before the next combine")
         hidden = trip.options.hidden
-        results = lend(x, "x", "bfloat16", (handle.rows, hidden))
-        counts = trip.arrived.counts if handle.do_expand else None
+        results = place.lend(x, "x", "bfloat16", (handle.rows, hidden))
         sent = None
         if topk_weights is not None:
-            expected = self._routing(handle, counts)[1]
-            if (lend(topk_weights, "topk_weights", "float32", expected.shape) != expected).any():
+            expected = self._routing(handle)[1]
+            if bool((place.lend(topk_weights, "topk_weights", "float32", tuple(expected.shape)) != expected).any()):
                 raise InputError("topk_weights: not supported but as dispatch returned them (docs/adapters.md)")
-            sent = numpy.where(handle.ids >= 0, trip.weights, 0).astype(numpy.float32)
-        out = numpy.empty((trip.tokens, hidden), results.dtype)
-        added = lend_bias(bias, out.shape)
-        laid = numpy.zeros((trip.arrived.room, hidden), results.dtype)
-        if handle.do_expand:
-            for there, here in self._moves(handle, counts):
-                laid[here] = results[there]
-        else:
+            sent = place.cast(place.where(handle.ids >= 0, trip.weights, 0), "float32")
+        out = place.empty((trip.tokens, hidden), "bfloat16")
+        added = lend_bias(place, bias, out.shape)
+        laid = place.zeros((trip.arrived.room, hidden), "bfloat16")
+        if not handle.do_expand:
             laid[: handle.num_recv_tokens] = results[: handle.num_recv_tokens]
+        for there, here in handle.moves:
+            laid[here] = results[there]
         trip.combine(laid, out)
-        add_bias(out, added)
-        return like(out, x), None if sent is None else like(sent, x), passed()
+        add_bias(place, out, added)
+        return place.like(out, x), None if sent is None else place.like(sent, x), passed()

@@ -14,15 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-import numpy
-
-from heddle import formats
+from heddle.adapters.casts import quantised
 from heddle.adapters.deepep import Buffer
+from heddle.adapters.places import place_of
 from heddle.adapters.sglang_base import BaseDispatcher, CombineInputFormat, DeepEPMode, DispatchOutputFormat, RemovableHook
-from heddle.adapters.tensors import lend, like
+from heddle.device import DeviceLayer
 from heddle.errors import InputError
 from heddle.layer import MoeLayer
-from heddle.options import Quantisation, Step
+from heddle.options import Step
 
 MOST_TOKENS_VARIABLE = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
 
@@ -210,7 +209,7 @@ class DeepEPDispatcher(BaseDispatcher):
         if tuple(topk_output.topk_ids.shape) != (hidden_states.shape[0], self.router_topk):
             expected = [int(hidden_states.shape[0]), self.router_topk]
             raise InputError(f"topk_ids: expected {expected}, got {list(topk_output.topk_ids.shape)}")
-        lend(hidden_states, "hidden_states", "bfloat16", ("tokens", self.hidden_size))
+        place_of(hidden_states).lend(hidden_states, "hidden_states", "bfloat16", ("tokens", self.hidden_size))
         prompt = self.deepep_mode.is_normal() or (self.deepep_mode.is_auto() and self.is_extend_in_batch())
         if self._is_ended():
             self._begin_anew()
@@ -227,7 +226,7 @@ class DeepEPDispatcher(BaseDispatcher):
         return taken
 
     def _dispatch_prompt(self, hidden_states: Any, topk_output: Any) -> DeepEPNormalDispatchOutput:
-        x = self._quantised(hidden_states) if self.use_fp8 else hidden_states
+        x = quantised(hidden_states, "hidden_states") if self.use_fp8 else hidden_states
         to_ranks, to_nodes, to_experts, is_there, _ = self.buffer.get_dispatch_layout(topk_output.topk_ids, self.num_experts)
         rows, ids, weights, counts, self._handle, _ = self.buffer.dispatch(
             x,
@@ -254,11 +253,6 @@ class DeepEPDispatcher(BaseDispatcher):
         pairs = int(hidden_states.shape[0]) * self.buffer.group_size * self.router_topk
         expected_m = (pairs + self.num_experts) // self.num_experts
         return DeepEPLLDispatchOutput(hidden, scale, topk_output.topk_ids, topk_output.topk_weights, counts, expected_m)
-
-    def _quantised(self, hidden_states: Any) -> tuple[Any, Any]:
-        rows = lend(hidden_states, "hidden_states", "bfloat16", ("tokens", self.hidden_size)).astype(numpy.float32)
-        codes, scales = formats.quantise_fp8(rows, Quantisation(128, "f32"))
-        return like(codes, hidden_states), like(scales, hidden_states)
 
     def combine(self, combine_input: Any) -> Any:
         """A DeepEPNormalCombineInput or a DeepEPLLCombineInput, as dispatch was, to outputs bfloat16 [T, H]. Collective."""
@@ -312,9 +306,9 @@ class StandardDispatcher(BaseDispatcher):
 
 @dataclass
 class HeddleMoeQuantInfo:
-    """What fused_experts runs: a layer, and the step (None: the ranks find it out)."""
+    """What fused_experts runs: a layer, and the step (None: the ranks find it out, on a GPU it is that of the cap)."""
 
-    layer: MoeLayer
+    layer: MoeLayer | DeviceLayer
     step: Step | None = None
 
 
@@ -323,7 +317,7 @@ _RUN = {"activation": "silu", "is_gated": True, "apply_router_weight_on_input": 
 
 
 def fused_experts(dispatch_output: Any, quant_info: HeddleMoeQuantInfo, runner_config: Any = None) -> StandardCombineInput:
-    """A whole call of quant_info.layer: tokens to experts and outputs home. Collective.
+    """A whole call of quant_info.layer, a MoeLayer or a DeviceLayer: tokens to experts and outputs home. Collective.
 
     dispatch_output: a StandardDispatchOutput, hidden_states bfloat16 [T, H], topk_output.topk_ids int32 or int64 [T, k], numbers
     over all ranks, topk_weights float32 [T, k]. runner_config: SGLang's; what a layer does not do is an InputError. Its
@@ -336,7 +330,12 @@ def fused_experts(dispatch_output: Any, quant_info: HeddleMoeQuantInfo, runner_c
     clamp = quant_info.layer.options.clamp if quant_info.layer.options.clamp is not None else quant_info.layer.shape.clamp
     if limit is not None and limit != clamp:
         raise InputError(f"runner_config.swiglu_limit: expected the layer's clamp, {clamp}, got {limit}")
-    choice, tokens = dispatch_output.topk_output, int(dispatch_output.hidden_states.shape[0])
-    ids = lend(choice.topk_ids, "topk_ids", ("int64", "int32"), (tokens, quant_info.layer.shape.topk)).astype(numpy.int32)
-    out = quant_info.layer.forward(dispatch_output.hidden_states, ids, choice.topk_weights, step=quant_info.step)
+    hidden, choice, layer = dispatch_output.hidden_states, dispatch_output.topk_output, quant_info.layer
+    place, tokens = place_of(hidden), int(hidden.shape[0])
+    ids = place.lend(choice.topk_ids, "topk_ids", ("int64", "int32"), (tokens, layer.shape.topk))
+    given = hidden, place.cast(ids, "int32"), choice.topk_weights
+    if isinstance(layer, DeviceLayer):
+        out = layer.forward(*given, step=quant_info.step if quant_info.step is not None else Step(layer.options.cap))
+    else:
+        out = layer.forward(*given, step=quant_info.step)
     return StandardCombineInput(out)

@@ -26,7 +26,7 @@ def _of_torch(tensor: Any, name: str) -> Any:
     if tensor.device.type != "cpu":
         raise InputError(
             f"{name}: expected host memory, got {tensor.device}: this part of the adapters is of the host engine; "
-            "heddle.device has whole layers (DeviceLayer) and experts (DeviceExperts), no exchange alone yet"
+            "docs/adapters.md says which take tensors of a GPU"
         )
     element = str(tensor.dtype).removeprefix("torch.")
     if element not in _EXTENDED:
@@ -85,12 +85,3 @@ def like(array: Any, kind: Any) -> Any:
         if array.dtype == of:
             return _torch().from_numpy(array.view(alias)).view(getattr(_torch(), element))
     return _torch().from_numpy(array)
-
-
-def column_major(scales: Any, multiple: int = 1) -> Any:
-    """The same values [..., rows, groups], with neighbouring rows beside each other in memory; columns are padded to a multiple of
-    `multiple` rows."""
-    *before, rows, groups = scales.shape
-    memory = numpy.zeros((*before, groups, -(-rows // multiple) * multiple), scales.dtype)
-    memory[..., :rows] = numpy.swapaxes(scales, -1, -2)
-    return numpy.swapaxes(memory[..., :rows], -1, -2)

@@ -4,20 +4,18 @@
     kernel = FusedMoEKernel(HeddlePrepareAndFinalize(...), HeddleExperts(moe_config=..., quant_config=...))
 
 HeddlePrepareAndFinalize goes way normal, rows once a rank (vLLM's Standard format); HeddleBatchedPrepareAndFinalize way
-low_latency, blocks of rows by expert (BatchedExperts); both on the host engine. Either may be used with experts of vLLM's own, and
-HeddleExperts and HeddleBatchedExperts, which compute on a GPU as well, with others' prepare and finalize. Where vLLM's modules are
-loaded when this one is imported, its base classes are taken; else stand-ins of the same names. Names are those of vLLM 0.33.0."""
+low_latency, blocks of rows by expert (BatchedExperts). All of them take tensors of a GPU, too, and queue on its current stream; either
+half may be used with vLLM's own other half, or others'. Where vLLM's modules are loaded when this one is imported, its base classes are
+taken; else stand-ins of the same names. Names are those of vLLM 0.33.0."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import numpy
-
-from heddle import formats
+from heddle.adapters.casts import quantised
 from heddle.adapters.deepep import Buffer
-from heddle.adapters.tensors import lend, lend_writable, like, numpy_of
+from heddle.adapters.places import element_of, place_of
 from heddle.adapters.trips import experts_a_rank
 from heddle.adapters.vllm_base import (
     ExpertTokensMetadata,
@@ -27,20 +25,8 @@ from heddle.adapters.vllm_base import (
 )
 from heddle.adapters.vllm_experts import HeddleBatchedExperts, HeddleExperts, quantises
 from heddle.errors import InputError
-from heddle.options import Quantisation
 
 __all__ = ["HeddleBatchedExperts", "HeddleBatchedPrepareAndFinalize", "HeddleExperts", "HeddlePrepareAndFinalize"]
-
-GROUP = Quantisation(128, "f32")
-"""Of rows that travel as fp8."""
-
-
-def _quantised(rows: Any) -> tuple[Any, Any]:
-    """bfloat16 [.., H] to codes and float32 scales [.., H / 128], of the same kind."""
-    values = numpy_of(rows, "a1")
-    codes, scales = formats.quantise_fp8(values.reshape(-1, values.shape[-1]).astype(numpy.float32), GROUP)
-    return like(codes.reshape(values.shape), rows), like(scales.reshape(*values.shape[:-1], -1), rows)
-
 
 class _PrepareAndFinalize(FusedMoEPrepareAndFinalizeModular):
     """One layer's, on one rank. All is done by the call that begins it: the asynchronous forms return what has arrived."""
@@ -103,16 +89,16 @@ class _PrepareAndFinalize(FusedMoEPrepareAndFinalizeModular):
     @staticmethod
     def _weighted(a1: Any, topk_weights: Any, topk_ids: Any, apply_router_weight_on_input: bool) -> Any:
         """The rows to send, times their weights where those belong to the input."""
-        tokens = int(a1.shape[0])
-        lend(a1, "a1", "bfloat16", ("tokens", "hidden"))
-        lend(topk_ids, "topk_ids", ("int64", "int32"), (tokens, "topk"))
-        weights = lend(topk_weights, "topk_weights", "float32", tuple(topk_ids.shape))
+        place, tokens = place_of(a1), int(a1.shape[0])
+        rows = place.lend(a1, "a1", "bfloat16", ("tokens", "hidden"))
+        place.lend(topk_ids, "topk_ids", ("int64", "int32"), (tokens, "topk"))
+        weights = place.lend(topk_weights, "topk_weights", "float32", tuple(topk_ids.shape))
         if not apply_router_weight_on_input:
             return a1
         if topk_ids.shape[1] != 1:
             raise InputError(f"apply_router_weight_on_input: expected 1 choice a token, got {topk_ids.shape[1]}")
-        rows = numpy_of(a1, "a1")
-        return like((rows.astype(numpy.float32) * weights.astype(rows.dtype).astype(numpy.float32)).astype(rows.dtype), a1)
+        products = place.cast(rows, "float32") * place.cast(place.cast(weights, "bfloat16"), "float32")
+        return place.like(place.cast(products, "bfloat16"), a1)
 
     def _taken(self) -> Any:
         if self._handle is None or self._handle.trip.over:
@@ -157,7 +143,7 @@ class HeddlePrepareAndFinalize(_PrepareAndFinalize):
         local = experts_a_rank(num_experts, self.buffer.group_size)
         if self.rank_expert_offset != local * self.buffer.rank:
             raise InputError(f"rank_expert_offset: expected {local * self.buffer.rank}, got {self.rank_expert_offset}")
-        sent = _quantised(rows) if quantises(quant_config) and not defer_input_quant else rows
+        sent = quantised(rows, "a1") if quantises(quant_config) and not defer_input_quant else rows
         to_ranks, _, to_experts, is_there, _ = self.buffer.get_dispatch_layout(topk_ids, num_experts)
         taken, ids, weights, counts, self._handle, _ = self.buffer.dispatch(
             sent,
@@ -168,13 +154,16 @@ class HeddlePrepareAndFinalize(_PrepareAndFinalize):
             topk_weights=topk_weights,
         )
         here, scales = taken if isinstance(taken, tuple) else (taken, None)
-        counted = like(numpy.array(counts, numpy.int32), a1)
-        return here, scales, ExpertTokensMetadata(counted, counted), self._global_ids(ids, num_experts, local), weights
+        place = place_of(a1)
+        counted = place.like(place.count(place.lend(ids, "topk_ids", "int64", ("rows", "topk")), local), a1)
+        meta = ExpertTokensMetadata(counted, place.numbers(counts, a1))
+        return here, scales, meta, self._global_ids(ids, num_experts, local), weights
 
     def _global_ids(self, ids: Any, num_experts: int, local: int) -> Any:
         foreign = -1 if local == num_experts else num_experts - 1 if self.rank_expert_offset == 0 else 0
-        values = numpy_of(ids, "topk_ids")
-        return like(numpy.where(values < 0, foreign, values + self.rank_expert_offset), ids)
+        place = place_of(ids)
+        values = place.lend(ids, "topk_ids", "int64", ("rows", "topk"))
+        return place.like(place.where(values < 0, foreign, values + self.rank_expert_offset), ids)
 
     def finalize(
         self,
@@ -190,12 +179,13 @@ class HeddlePrepareAndFinalize(_PrepareAndFinalize):
         handle = self._taken()
         if isinstance(weight_and_reduce_impl, TopKWeightAndReduceDelegate):
             raise InputError("weight_and_reduce_impl: expected experts that say how rows are summed, got a delegate")
-        out = lend_writable(output, "output", "bfloat16", (handle.trip.tokens, handle.trip.options.hidden))
+        place = handle.place
+        out = place.lend_writable(output, "output", "bfloat16", (handle.trip.tokens, handle.trip.options.hidden))
         sums = fused_expert_output
         if sums.shape[0] > 0:
             sums = weight_and_reduce_impl.apply(None, sums, topk_weights, topk_ids, apply_router_weight_on_input)
         combined, _, _ = self.buffer.combine(sums, handle)
-        out[...] = numpy_of(combined, "output")
+        out[...] = place.lend(combined, "output", "bfloat16", tuple(out.shape))
 
 
 class HeddleBatchedPrepareAndFinalize(_PrepareAndFinalize):
@@ -228,8 +218,11 @@ class HeddleBatchedPrepareAndFinalize(_PrepareAndFinalize):
     def _physical(self, topk_ids: Any) -> Any:
         if self.global_to_physical is None:
             return topk_ids
-        ids, places = numpy_of(topk_ids, "topk_ids"), numpy_of(self.global_to_physical, "global_to_physical")
-        return like(numpy.where(ids < 0, -1, places[ids]).astype(ids.dtype), topk_ids)
+        place = place_of(topk_ids)
+        ids = place.lend(topk_ids, "topk_ids", ("int64", "int32"), ("tokens", "topk"))
+        places = place.lend(self.global_to_physical, "global_to_physical", ("int64", "int32"), ("experts",))
+        moved = place.where(ids < 0, -1, places[place.where(ids < 0, 0, ids)])
+        return place.like(place.cast(moved, element_of(ids)), topk_ids)
 
     def prepare(
         self,
@@ -254,7 +247,7 @@ class HeddleBatchedPrepareAndFinalize(_PrepareAndFinalize):
             rows, self._physical(topk_ids), self.max_tokens_per_rank, num_experts, use_fp8=self.use_fp8_dispatch
         )
         if is_quantised and not self.use_fp8_dispatch:
-            taken = _quantised(taken)
+            taken = quantised(taken, "a1")
         here, scales = taken if isinstance(taken, tuple) else (taken, None)
         return here, scales, ExpertTokensMetadata(counts, None), None, None
 
@@ -272,10 +265,8 @@ class HeddleBatchedPrepareAndFinalize(_PrepareAndFinalize):
         handle = self._taken()
         if not isinstance(weight_and_reduce_impl, TopKWeightAndReduceDelegate):
             raise InputError("weight_and_reduce_impl: expected experts that leave weights and sums to combine")
-        weights = numpy_of(topk_weights, "topk_weights")
+        place, weights = handle.place, topk_weights
         if apply_router_weight_on_input:
-            weights = numpy.ones_like(weights)
-        lend_writable(output, "output", "bfloat16", (handle.trip.tokens, handle.trip.options.hidden))
-        self.buffer.low_latency_combine(
-            fused_expert_output, self._physical(topk_ids), like(weights, topk_weights), handle, out=output
-        )
+            weights = place.like(place.full(tuple(topk_weights.shape), 1, "float32"), topk_weights)
+        place.lend_writable(output, "output", "bfloat16", (handle.trip.tokens, handle.trip.options.hidden))
+        self.buffer.low_latency_combine(fused_expert_output, self._physical(topk_ids), weights, handle, out=output)

@@ -31,10 +31,6 @@ bool aligned_at(const void* pointer, std::size_t bytes) { return reinterpret_cas
 
 void check_matrices(std::span<const WeightMatrix> weights) {
   require(!weights.empty() && weights.size() <= most_experts, "{} matrices; 1 to {} are taken", weights.size(), most_experts);
-  const WeightKind kind = weights[0].kind;
-  require(kind == WeightKind::bf16 || kind == WeightKind::fp8_block || kind == WeightKind::mxfp4,
-          "{} weights; bf16, fp8_block (a scale of 128 x 128) and mxfp4 are taken",
-          kind == WeightKind::mxfp8 ? "mxfp8 (fp8 with a scale of a row and 32 columns)" : "nvfp4");
   for (std::size_t group = 0; group < weights.size(); ++group) {
     const std::string name = fmt::format("group {}", group);
     check_same(weights[group], weights[0], name);
@@ -112,10 +108,11 @@ bool GroupedProduct::load(std::span<const WeightMatrix> weights, bool step_expon
 
 void GroupedProduct::check_call(const char* layout, const GroupedRows& call) const {
   const RowView& rows = call.rows;
-  const bool fp8 = kind() != WeightKind::bf16;
-  require((rows.format == Activation::fp8) == fp8, "{}: {} rows; {} weights are multiplied by {} ones", layout,
-          rows.format == Activation::fp8 ? "fp8" : "bf16", fp8 ? "fp8_block and mxfp4" : "bf16", fp8 ? "fp8" : "bf16");
-  const std::size_t row_bytes = size(cols()) * (fp8 ? 1 : 2);
+  const bool fp8 = rows.format == Activation::fp8, any = takes_wide_codes();
+  const bool taken = any || fp8 == (kind() != WeightKind::bf16);
+  require(taken, "{}: {} rows; {} weights are multiplied by {} ones", layout, fp8 ? "fp8" : "bf16",
+          fp8 ? "bf16" : "fp8_block and mxfp4", fp8 ? "bf16" : "fp8");
+  const std::size_t row_bytes = size(cols()) * (fp8 && !any ? 1 : 2);
   require(rows.values != nullptr && aligned_at(rows.values, 16) && rows.value_stride % 16 == 0 && rows.value_stride >= row_bytes,
           "{}: rows at {}, {} bytes apart; both must be multiples of 16, the distance at least {}", layout, fmt::ptr(rows.values),
           rows.value_stride, row_bytes);

@@ -37,17 +37,23 @@ enum class NobodysRows : std::uint8_t { left, zeroed };
 /// nothing, wait for nothing and may be captured. Layouts are read when the kernels run. Calls of one object share its buffers and
 /// have to follow each other on one stream, or by events.
 ///
-/// Rows are bf16 with bf16 weights, else e4m3 with a scale of 128 or 32 columns; they are aligned as those of DeviceExperts.
+/// Rows are bf16 with bf16 weights, e4m3 with a scale of 128 or 32 columns with fp8_block and mxfp4. With mxfp8 and nvfp4, which
+/// are multiplied as bf16, they are bf16, or fp8 ones whose codes have been widened to bf16 before, two bytes a value, with their
+/// scales (takes_wide_codes). They are aligned as those of DeviceExperts.
 class GroupedProduct {
  public:
-  /// `weights` in host memory, 1 to 1024 of one size and of kind bf16, fp8_block or mxfp4; N and K are multiples of 64. They are
-  /// read here and not needed later. Throws InputError for what does not fit or cannot be laid out; Error where the GPU fails.
+  /// `weights` in host memory, 1 to 1024 of one size and kind; N and K are multiples of 64. They are read here and not needed
+  /// later. Throws InputError for what does not fit or cannot be laid out; Error where the GPU fails.
   GroupedProduct(std::span<const WeightMatrix> weights, const GroupedOptions& options);
 
   int groups() const { return groups_; }
   int rows() const { return matrix_->view.plan.rows; }  ///< N
   int cols() const { return matrix_->view.plan.cols; }  ///< K
   WeightKind kind() const { return matrix_->view.plan.kind; }
+  bool takes_wide_codes() const {
+    const WeightPlan& plan = matrix_->view.plan;
+    return plan.kind != WeightKind::bf16 && plan.shape().operand == Operand::bf16;
+  }
   std::size_t weight_bytes() const { return matrix_->bytes(loading::size(groups_)); }
 
   /// group_of: [rows], in any order; others than 0 .. groups - 1: a row of no group, neither read nor, but for zeros, written.
