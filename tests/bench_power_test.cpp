@@ -24,7 +24,7 @@ TEST(Nvml, SaysWhyItIsNotThere) {
   EXPECT_NE(nvml.missing().find("libheddle-nvml-nowhere.so.1 was not found"), std::string::npos) << nvml.missing();
   EXPECT_EQ(nvml.device("0000:1B:00.0"), nullptr);
   EXPECT_EQ(nvml.driver(), std::nullopt);
-  EXPECT_EQ(nvml.read(nullptr).power_w, std::nullopt);
+  EXPECT_EQ(reading_of(nvml, nullptr).power_w, std::nullopt);
 }
 
 TEST(Nvml, IsReadInItsUnits) {
@@ -34,7 +34,7 @@ TEST(Nvml, IsReadInItsUnits) {
   EXPECT_EQ(nvml.device("0000:FF:00.0"), nullptr);
   void* gpu = nvml.device("0000:1B:00.0");
   ASSERT_NE(gpu, nullptr);
-  const GpuReading reading = nvml.read(gpu);
+  const GpuReading reading = reading_of(nvml, gpu);
   EXPECT_DOUBLE_EQ(reading.power_w.value(), 612.5);
   EXPECT_DOUBLE_EQ(reading.energy_j.value(), 5060.0);
   EXPECT_DOUBLE_EQ(reading.sm_clock_mhz.value(), 1980);

@@ -44,6 +44,18 @@ TEST_F(BenchStepCommand, SaysWhatIsMissing) {
   expect_error(2, step + " --engine cuda --wire bf16", "--wire");
 }
 
+class BenchCommand : public CommandTest {};
+
+/// A build without CUDA says so; one with it reads the flags.
+TEST_F(BenchCommand, PartsOnGpusAreKnownInEveryBuild) {
+  for (const std::string part : {"exchange", "activation", "experts", "mega"}) {
+    const Ran ran = run("bench " + part + " --replays many");
+    EXPECT_EQ(ran.status, 2) << ran.err;
+    const bool without_cuda = ran.err.find("heddle bench " + part + ": this build has no CUDA part") != std::string::npos;
+    EXPECT_TRUE(without_cuda || ran.err.find("--replays") != std::string::npos) << ran.err;
+  }
+}
+
 class BenchAllCommand : public CommandTest {
  protected:
   /// The names in a file, with what became of each.
@@ -100,7 +112,13 @@ TEST_F(BenchAllCommand, WhatDoesNotFitTheBudgetIsLeft) {
   const Ran ran = run(all_ + "--only buffers,step-4 --budget 5 --out " + file("a.json"));
   EXPECT_EQ(ran.status, 0) << ran.err;
   EXPECT_NE(ran.out.find("1 left for another call"), std::string::npos) << ran.out;
+  EXPECT_NE(ran.out.find("heddle report " + file("a.json")), std::string::npos) << ran.out;
   EXPECT_EQ(measured(file("a.json")), (std::map<std::string, std::string>{{"buffers", "result"}}));
+  const Ran none = run(all_ + "--only step-4 --budget 5 --out " + file("b.json"));
+  EXPECT_EQ(none.status, 0) << none.err;
+  EXPECT_NE(none.out.find("1 measurement, 0 of them"), std::string::npos) << none.out;
+  EXPECT_EQ(none.out.find("b.json"), std::string::npos) << "there is none: " << none.out;
+  EXPECT_FALSE(fs::exists(file("b.json")));
 }
 
 TEST_F(BenchAllCommand, SaysWhatIsWrong) {
@@ -108,6 +126,7 @@ TEST_F(BenchAllCommand, SaysWhatIsWrong) {
   expect_error(2, "bench all --only nonsense --out " + file("a.json"), "copies, buffers");
   expect_error(2, "bench all --engine other --out " + file("a.json"), "host, cuda");
   expect_error(2, "bench all --gpus 1 --out " + file("a.json"), "--engine cuda");
+  expect_error(2, "bench all --only copies --recordings 'a b' --out " + file("a.json"), "--recordings 'a b'");
   expect_error(2, "bench all --budget 0 --out " + file("a.json"), "--budget 0");
   std::ofstream(file("b.json")) << "{\"benchmark\": \"mega\"}";
   expect_error(2, "bench all --only buffers --out " + file("b.json"), "b.json");

@@ -132,6 +132,10 @@ TEST_F(ReportCommand, OneLineForWhatIsWrong) {
   expect_error(2, "report " + file("missing.json") + out, "missing.json");
   std::ofstream(file("damaged.json")) << R"({"benchmark": "all", "engine": "host", "machine": {}, "measurements": [1]})";
   expect_error(2, "report " + file("damaged.json") + out, "damaged");
+  auto json = json_of(measured);
+  json["measurements"][0].erase("machine");
+  std::ofstream(file("damaged.json")) << json;
+  expect_error(2, "report " + file("damaged.json") + out, "damaged");
   expect_error(3, "report " + measured + " --out " + file("r") + " --python /bin/false", "/bin/false");
   expect_error(2, "report " + measured + " --out " + file("r") + " --python no-such-python", "no-such-python");
   fs::create_directory(file("m"));

@@ -107,6 +107,7 @@ TEST_F(ReplayCommand, CountsOfSglang) {
   }
   expect_error(2, "replay " + data + "sglang_stat.pt --ranks 4 --preset mixtral-8x7b --measure", "counts of experts cannot be run");
   expect_error(2, "replay " + data + "sglang_stat.pt --ranks 4 --tokens 5", "leave --tokens");
+  expect_error(2, "replay " + data + "sglang_stat.pt --ranks 4 --topk 0", "--topk 0: 1 to 64");
 }
 
 TEST_F(ReplayCommand, WhatIsRefused) {
@@ -115,10 +116,13 @@ TEST_F(ReplayCommand, WhatIsRefused) {
   expect_error(2, "replay " + law + " --ranks 2 --experts 2000000000", "1 to 1048576");
   expect_error(2, "replay " + law + " --ranks 2 --expand 1000000000", "--expand");
   expect_error(2, "replay " + law + " --ranks 2 --layers 0,4", "0 to 3");
+  expect_error(2, "replay " + law + " --ranks 2 --layers 1,1", "given twice");
   expect_error(2, "replay " + law + " --ranks 2 --tokens 401", "1 to 400");
   expect_error(2, "replay " + law + " --ranks 2 --experts 32", "names 64 experts");
   expect_error(2, "replay " + law + " --ranks 2 --preset mixtral-8x7b", "give --experts 64");
   expect_error(2, "replay " + law + " --ranks 2 --hidden 128", "--intermediate");
+  for (const char* of_a_layer : {"--weights bf16", "--wire fp8", "--combine-wire fp8", "--machine b300"})
+    expect_error(2, "replay " + law + " --ranks 2 " + of_a_layer, std::string(of_a_layer, 5));
   expect_error(2, "replay " + law + " --ranks 2 --way nonsense", "nonsense");
   expect_error(2, "replay " + law + " --ranks 2 --replicas 65", "65 replicas");
   expect_error(2, "replay " + law + " --ranks 2 --topk 4", "6 choices");

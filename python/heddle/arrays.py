@@ -21,10 +21,8 @@ def empty_like(array: Any, name: str) -> Any:
         return array.new_empty(array.shape)
     if hasattr(array, "__array_namespace__"):  # NumPy 2, CuPy and others
         return array.__array_namespace__().empty_like(array)
-    if type(array).__module__ == "numpy":
-        import numpy
-
-        return numpy.empty_like(array)
+    if (library := type(array).__module__.partition(".")[0]) in ("numpy", "cupy"):
+        return sys.modules[library].empty_like(array)
     if not isinstance(array, Array):
         raise TypeError(f"expected an array with __dlpack__, got {type(array).__name__}")
     raise InputError(

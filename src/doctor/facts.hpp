@@ -1,5 +1,5 @@
-// What `heddle doctor` knows of a machine. Values alone: probes fill them (host_facts.hpp, gpu_facts.hpp), findings.hpp judges
-// them, so that machines that nobody has can be judged too. What a probe could not learn is empty.
+// What `heddle doctor` knows of a machine. Values alone: probes.hpp fills them, findings.hpp judges them, so that machines that
+// nobody has can be judged too. What a probe could not learn is empty.
 #pragma once
 
 #include <cstdint>

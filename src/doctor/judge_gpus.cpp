@@ -3,22 +3,13 @@
 #include <fmt/ranges.h>
 
 #include "doctor/judges.hpp"
+#include "doctor/nvml.hpp"
 #include "experts/sm90/tile.hpp"
 #include "group/memory.hpp"
 
 namespace heddle::doctor {
 
 namespace {
-
-/// NVML's reasons for clocks below their most (nvml.h, nvmlClocksEventReason*).
-enum SlowReason : std::uint64_t {
-  set_clocks = 0x2,
-  power_cap = 0x4,
-  hardware = 0x8,
-  thermal = 0x20,
-  hardware_thermal = 0x40,
-  power_brake = 0x80,
-};
 
 /// What keeps Heddle's kernels from running at all.
 void judge_kind(const GpuFacts& gpu, const std::string& subject, Findings& out) {

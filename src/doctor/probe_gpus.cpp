@@ -1,9 +1,9 @@
-// Names and numbers of CUDA's driver API (cuda.h), of NVML (nvml.h, part of the driver) and of NCCL (nccl.h). All three are
-// stable interfaces of C.
+// Names and numbers of CUDA's driver API (cuda.h), of NVML (nvml.h) and of NCCL (nccl.h). All three are stable interfaces of C.
 #include <fstream>
 #include <string>
 
 #include "doctor/library.hpp"
+#include "doctor/nvml.hpp"
 #include "doctor/probes.hpp"
 
 namespace heddle::doctor {
@@ -84,76 +84,41 @@ void probe_driver(MachineFacts& facts) {
   }
 }
 
-/// NVML by its handles. Whatever it does not tell is left empty.
-class Management {
- public:
-  Management() : library_("libnvidia-ml.so.1"), ready_(library_.call("nvmlInit_v2")) {}
-  ~Management() {
-    if (ready_) library_.call("nvmlShutdown");
+/// What NVML tells of a GPU.
+void describe(const Nvml& nvml, GpuFacts& gpu) {
+  void* device = nvml.device(gpu.bus_id);
+  gpu.sm_clock_mhz = nvml.sm_clock_mhz(device);
+  gpu.most_sm_clock_mhz = nvml.most_sm_clock_mhz(device);
+  gpu.memory_clock_mhz = nvml.memory_clock_mhz(device);
+  gpu.power_limit_w = nvml.power_limit_w(device);
+  gpu.usual_power_limit_w = nvml.watts("nvmlDeviceGetPowerManagementDefaultLimit", device);
+  gpu.slow_reasons = nvml.slow_reasons(device);
+  gpu.compute_mode = nvml.value<int>("nvmlDeviceGetComputeMode", device);
+  constexpr int uncorrected = 1, since_load = 0;
+  if (const auto errors = nvml.value<unsigned long long>("nvmlDeviceGetTotalEccErrors", device, uncorrected, since_load))
+    gpu.memory_errors = *errors;
+  unsigned now = 0, after_reset = 0;
+  if (nvml.call("nvmlDeviceGetMigMode", device, &now, &after_reset)) gpu.divided = now != 0;
+  unsigned long long memory[3] = {};  // nvmlMemory_t: total, free, used
+  if (nvml.call("nvmlDeviceGetMemoryInfo", device, &memory[0])) gpu.free_bytes = memory[1];
+  constexpr unsigned most_links = 18;  // NVML_NVLINK_MAX_LINKS
+  for (unsigned link = 0; link < most_links; ++link) {
+    const auto up = nvml.value<int>("nvmlDeviceGetNvLinkState", device, link);
+    if (!up) continue;  // this GPU has no such link
+    gpu.links = gpu.links.value_or(0) + 1;
+    gpu.links_up = gpu.links_up.value_or(0) + (*up != 0 ? 1 : 0);
   }
-  bool is_ready() const { return ready_; }
-
-  std::optional<std::string> driver_version() const {
-    char text[96] = {};
-    return library_.call("nvmlSystemGetDriverVersion", &text[0], 96U) ? std::optional<std::string>(text) : std::nullopt;
-  }
-
-  void describe(GpuFacts& gpu) const {
-    void* device = nullptr;
-    if (!library_.call("nvmlDeviceGetHandleByPciBusId_v2", gpu.bus_id.c_str(), &device)) return;
-    constexpr int sm_clock = 1, memory_clock = 2;
-    gpu.sm_clock_mhz = number<unsigned>("nvmlDeviceGetClockInfo", device, sm_clock);
-    gpu.most_sm_clock_mhz = number<unsigned>("nvmlDeviceGetMaxClockInfo", device, sm_clock);
-    gpu.memory_clock_mhz = number<unsigned>("nvmlDeviceGetClockInfo", device, memory_clock);
-    gpu.power_limit_w = watts("nvmlDeviceGetPowerManagementLimit", device);
-    gpu.usual_power_limit_w = watts("nvmlDeviceGetPowerManagementDefaultLimit", device);
-    if (const auto bits = number<unsigned long long>("nvmlDeviceGetCurrentClocksThrottleReasons", device)) gpu.slow_reasons = *bits;
-    gpu.compute_mode = number<int>("nvmlDeviceGetComputeMode", device);
-    constexpr int uncorrected = 1, since_load = 0;
-    if (const auto errors = number<unsigned long long>("nvmlDeviceGetTotalEccErrors", device, uncorrected, since_load))
-      gpu.memory_errors = *errors;
-    unsigned now = 0, after_reset = 0;
-    if (library_.call("nvmlDeviceGetMigMode", device, &now, &after_reset)) gpu.divided = now != 0;
-    unsigned long long memory[3] = {};  // nvmlMemory_t: total, free, used
-    if (library_.call("nvmlDeviceGetMemoryInfo", device, &memory[0])) gpu.free_bytes = memory[1];
-    count_links(gpu, device);
-  }
-
- private:
-  template <class Number, class... Arguments>
-  std::optional<Number> number(const char* function, Arguments... arguments) const {
-    Number value{};
-    return library_.call(function, arguments..., &value) ? std::optional<Number>(value) : std::nullopt;
-  }
-  std::optional<double> watts(const char* function, void* device) const {
-    const auto milliwatts = number<unsigned>(function, device);
-    return milliwatts ? std::optional<double>(*milliwatts / 1000.0) : std::nullopt;
-  }
-  void count_links(GpuFacts& gpu, void* device) const {
-    constexpr unsigned most_links = 18;  // NVML_NVLINK_MAX_LINKS
-    for (unsigned link = 0; link < most_links; ++link) {
-      const auto up = number<int>("nvmlDeviceGetNvLinkState", device, link);
-      if (!up) continue;  // this GPU has no such link
-      gpu.links = gpu.links.value_or(0) + 1;
-      gpu.links_up = gpu.links_up.value_or(0) + (*up != 0 ? 1 : 0);
-    }
-  }
-
-  Library library_;
-  bool ready_;
-};
+}
 
 }  // namespace
 
 void probe_gpus(MachineFacts& facts) {
   facts.driver.kernel_module = kernel_module();
   probe_driver(facts);
-  const Management management;
-  facts.driver.management = management.is_ready();
-  if (management.is_ready()) {
-    facts.driver.version = management.driver_version();
-    for (GpuFacts& gpu : facts.gpus) management.describe(gpu);
-  }
+  const Nvml nvml;
+  facts.driver.management = nvml.missing().empty();
+  facts.driver.version = nvml.driver();
+  for (GpuFacts& gpu : facts.gpus) describe(nvml, gpu);
   const Library nccl("libnccl.so.2");
   int version = 0;
   if (nccl.call("ncclGetVersion", &version)) facts.driver.nccl = version;

@@ -6,36 +6,43 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
+#include <string>
 #include <thread>
+#include <utility>
 
 #include "doctor/probes.hpp"
 #include "group/memory.hpp"
+#include "group/text_reader.hpp"
 
 namespace heddle::doctor {
 
 namespace {
 
 /// Numbers of a file's first line; words such as "max" end them.
-std::vector<double> numbers_in(const char* path) {
+std::vector<std::int64_t> numbers_in(const char* path) {
+  std::string line;
   std::ifstream file(path);
-  std::vector<double> numbers;
-  for (double value = 0; file >> value;) numbers.push_back(value);
+  std::getline(file, line);
+  TextReader reader(line);
+  std::vector<std::int64_t> numbers;
+  for (std::int64_t value = 0; reader.number(value);) numbers.push_back(value);
   return numbers;
 }
 
+double ratio(std::int64_t quota, std::int64_t period) { return static_cast<double>(quota) / static_cast<double>(period); }
+
 /// CPUs' worth of time: cgroup 2 has quota and period in one file, cgroup 1 in two.
 std::optional<double> cpu_quota() {
-  if (const auto both = numbers_in("/sys/fs/cgroup/cpu.max"); both.size() == 2 && both[1] > 0) return both[0] / both[1];
+  if (const auto both = numbers_in("/sys/fs/cgroup/cpu.max"); both.size() == 2 && both[1] > 0) return ratio(both[0], both[1]);
   const auto quota = numbers_in("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), period = numbers_in("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
-  if (!quota.empty() && !period.empty() && quota[0] > 0 && period[0] > 0) return quota[0] / period[0];
+  if (!quota.empty() && !period.empty() && quota[0] > 0 && period[0] > 0) return ratio(quota[0], period[0]);
   return std::nullopt;
 }
 
 std::optional<std::uint64_t> memory_limit(std::uint64_t machine) {
   for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
     const auto limit = numbers_in(path);
-    if (!limit.empty() && limit[0] < static_cast<double>(machine)) return static_cast<std::uint64_t>(limit[0]);
+    if (!limit.empty() && std::cmp_less(limit[0], machine)) return static_cast<std::uint64_t>(limit[0]);
   }
   return std::nullopt;
 }

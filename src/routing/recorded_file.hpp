@@ -8,6 +8,8 @@
 
 namespace heddle {
 
+constexpr int most_recorded_experts = 1 << 20;  ///< ids of a recording are below
+
 struct RecordedFile {
   NpyArray ids;                     ///< [tokens, layers, topk] or [prompts, steps, layers, topk]
   std::optional<NpyArray> weights;  ///< likewise

@@ -53,12 +53,11 @@ void cut_to_weights(NpyArray& ids, const NpyArray& weights) {
 }
 
 std::vector<std::int32_t> checked_ids(const NpyArray& array, int topk) {
-  constexpr std::int64_t most_experts = 1 << 20;
   const std::vector<std::int64_t> wide = integers(array);
-  const auto outside = std::ranges::find_if(wide, [](std::int64_t id) { return id < -1 || id >= most_experts; });
+  const auto outside = std::ranges::find_if(wide, [](std::int64_t id) { return id < -1 || id >= most_recorded_experts; });
   if (outside != wide.end()) {
     throw InputError(fmt::format("{}: value {} is {}, which is no expert id; ids are -1 to {}", array.path, outside - wide.begin(),
-                                 *outside, most_experts - 1));
+                                 *outside, most_recorded_experts - 1));
   }
   std::vector<std::int32_t> ids(wide.begin(), wide.end());
   const auto k = static_cast<std::size_t>(topk);

@@ -28,24 +28,29 @@ class Product : public ::testing::TestWithParam<WeightKind> {
   WeightKind kind() const { return GetParam(); }
 };
 
+/// What the launch of a kernel gives to all threads is what setmaxnreg asks for, or more.
+void expect_fit(const ProductKernel& kernel) {
+  cudaFuncAttributes attributes;
+  check(cudaFuncGetAttributes(&attributes, kernel.function), "loading a product");
+  const int warpgroups = kernel.threads / warpgroup_threads - 1;
+  const int wanted = (warpgroups == 4 ? 104 * 4 + 64 : 224 * 2 + 56) * warpgroup_threads;
+  SCOPED_TRACE(::testing::Message() << kernel.threads << " threads of " << attributes.numRegs << " registers, "
+                                    << attributes.localSizeBytes << " bytes of spills, " << kernel.shared_bytes_for(most_experts)
+                                    << " bytes of shared memory");
+  EXPECT_GE(attributes.numRegs * kernel.threads, wanted)
+      << "setmaxnreg asks for more registers than the launch gets: math warpgroups would wait for ever";
+  EXPECT_LE(attributes.numRegs * kernel.threads, 65536);
+  EXPECT_LE(kernel.shared_bytes_for(most_experts) + attributes.sharedSizeBytes, size(most_shared_bytes));
+}
+
 TEST_P(Product, AFits) {
   for (const RowBlocks blocks : both) {
     for (const bool activates : {false, true}) {
-      const ProductKernel kernel = find_kernel(kind(), blocks, activates);
-      cudaFuncAttributes attributes;
-      check(cudaFuncGetAttributes(&attributes, kernel.function), "loading a product");
-      const int warpgroups = kernel.threads / warpgroup_threads - 1;
-      const int wanted = (warpgroups == 4 ? 104 * 4 + 64 : 224 * 2 + 56) * warpgroup_threads;
-      SCOPED_TRACE(::testing::Message() << name_of(blocks) << " row blocks" << (activates ? ", activating" : "") << ": "
-                                        << kernel.threads << " threads of " << attributes.numRegs << " registers, "
-                                        << attributes.localSizeBytes << " bytes of spills, "
-                                        << kernel.shared_bytes_for(most_experts) << " bytes of shared memory");
-      EXPECT_GE(attributes.numRegs * kernel.threads, wanted)
-          << "setmaxnreg asks for more registers than the launch gets: math warpgroups would wait for ever";
-      EXPECT_LE(attributes.numRegs * kernel.threads, 65536);
-      EXPECT_LE(kernel.shared_bytes_for(most_experts) + attributes.sharedSizeBytes, size(most_shared_bytes));
-      RecordProperty(std::string(name_of(blocks)) + (activates ? "_activating_spills" : "_spills"),
-                     static_cast<int>(attributes.localSizeBytes));
+      for (const KernelCalls calls : {KernelCalls::plain, KernelCalls::any}) {
+        SCOPED_TRACE(::testing::Message() << name_of(blocks) << " row blocks" << (activates ? ", activating" : "")
+                                          << (calls == KernelCalls::plain ? ", usual calls" : ""));
+        expect_fit(find_kernel(kind(), blocks, activates, calls));
+      }
     }
   }
   prepare_products(kind());

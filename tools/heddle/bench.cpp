@@ -3,7 +3,9 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <string>
 
+#include "gpu_job.hpp"
 #include "json_file.hpp"
 #include "step.hpp"
 
@@ -35,6 +37,12 @@ void add_bench(CLI::App& app, int& status) {
   add_bench_activation(*command);
   add_bench_experts(*command, status);
   add_bench_mega(*command, status);
+#else
+  for (const std::string name : {"exchange", "activation", "experts", "mega"}) {
+    command->add_subcommand(name, "in builds with CUDA")->allow_extras()->callback([name] {
+      refuse_without_cuda("heddle bench " + name);
+    });
+  }
 #endif
 }
 

@@ -11,7 +11,6 @@
 #include "experts/activation/flat_list.hpp"
 #include "group/cuda_driver.hpp"
 #include "heddle/error.hpp"
-#include "heddle/version.hpp"
 #include "words.hpp"
 
 namespace heddle::tool {
@@ -259,32 +258,28 @@ void ActivationRun::all() {
 }
 
 Json ActivationRun::json() const {
-  return {{"heddle", version},
-          {"benchmark", "activation"},
-          {"date", now_in_utc()},
-          {"commit", a_.commit},
-          {"command", command_line()},
-          {"machine", machine_},
-          {"experts", a_.experts},
-          {"ranks", a_.ranks},
-          {"topk", a_.topk},
-          {"cap", a_.cap},
-          {"intermediate", a_.intermediate},
-          {"format", a_.format},
-          {"group", a_.group},
-          {"scale", a_.scale},
-          {"order", a_.order},
-          {"clamp", a_.clamp},
-          {"weights", !a_.no_weights},
-          {"ahead", a_.ahead},
-          {"launches_a_replay", a_.launches},
-          {"slots", slots_},
-          {"l2_bytes", l2_bytes_},
-          {"copy_bytes_per_second", copy_rate_},
-          {"nothing_us", nothing_us_},
-          {"empty_cta_ns", empty_cta_ns_},
-          {"empty_grids", empty_},
-          {"rows", rows_}};
+  Json json = result_head("activation", a_.commit, machine_);
+  json.update({{"experts", a_.experts},
+               {"ranks", a_.ranks},
+               {"topk", a_.topk},
+               {"cap", a_.cap},
+               {"intermediate", a_.intermediate},
+               {"format", a_.format},
+               {"group", a_.group},
+               {"scale", a_.scale},
+               {"order", a_.order},
+               {"clamp", a_.clamp},
+               {"weights", !a_.no_weights},
+               {"ahead", a_.ahead},
+               {"launches_a_replay", a_.launches},
+               {"slots", slots_},
+               {"l2_bytes", l2_bytes_},
+               {"copy_bytes_per_second", copy_rate_},
+               {"nothing_us", nothing_us_},
+               {"empty_cta_ns", empty_cta_ns_},
+               {"empty_grids", empty_},
+               {"rows", rows_}});
+  return json;
 }
 
 }  // namespace heddle::tool

@@ -10,7 +10,6 @@
 #include "bench_machine.hpp"
 #include "group/cuda_driver.hpp"
 #include "heddle/error.hpp"
-#include "heddle/version.hpp"
 #include "words.hpp"
 
 namespace heddle::tool {
@@ -285,19 +284,15 @@ void ExpertsRun::all(const std::function<void()>& save, const std::function<void
 }
 
 Json ExpertsRun::json() const {
-  return {{"heddle", version},
-          {"benchmark", "experts"},
-          {"date", now_in_utc()},
-          {"commit", a_.commit},
-          {"command", command_line()},
-          {"machine", machine_},
-          {"experts", a_.experts},
-          {"seed", a_.seed},
-          {"rows_in_boxes", !a_.gather},
-          {"tensor_tflops", {{"e4m3", 1e-12 * tensor_rate(true)}, {"bf16", 1e-12 * tensor_rate(false)}}},
-          {"launch", launches_},
-          {"rows", rows_},
-          {"touched", costs_}};
+  Json json = result_head("experts", a_.commit, machine_);
+  json.update({{"experts", a_.experts},
+               {"seed", a_.seed},
+               {"rows_in_boxes", !a_.gather},
+               {"tensor_tflops", {{"e4m3", 1e-12 * tensor_rate(true)}, {"bf16", 1e-12 * tensor_rate(false)}}},
+               {"launch", launches_},
+               {"rows", rows_},
+               {"touched", costs_}});
+  return json;
 }
 
 }  // namespace heddle::tool

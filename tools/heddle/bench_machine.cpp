@@ -11,7 +11,7 @@
 #include <memory>
 #include <numeric>
 
-#include "bench_nvml.hpp"
+#include "doctor/nvml.hpp"
 #include "group/cuda_driver.hpp"
 #include "heddle/error.hpp"
 
@@ -22,12 +22,11 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 void describe(Json& machine, const std::string& bus_id) {
-  const Nvml nvml;
+  const doctor::Nvml nvml;
   if (const auto driver = nvml.driver()) machine["driver"] = *driver;
   void* device = nvml.device(bus_id);
-  const GpuReading now = nvml.read(device);
-  if (now.sm_clock_mhz) machine["sm_clock_mhz"] = static_cast<int>(*now.sm_clock_mhz);
-  if (now.memory_clock_mhz) machine["memory_clock_mhz"] = static_cast<int>(*now.memory_clock_mhz);
+  if (const auto clock = nvml.sm_clock_mhz(device)) machine["sm_clock_mhz"] = *clock;
+  if (const auto clock = nvml.memory_clock_mhz(device)) machine["memory_clock_mhz"] = *clock;
   if (const auto limit = nvml.power_limit_w(device)) machine["power_limit_w"] = *limit;
 }
 

@@ -66,7 +66,7 @@ PowerLoops::PowerLoops(const Lanes& lanes, double seconds) : seconds_(seconds) {
 
 std::vector<GpuReading> PowerLoops::read() const {
   std::vector<GpuReading> readings;
-  for (void* gpu : gpus_) readings.push_back(nvml_.read(gpu));
+  for (void* gpu : gpus_) readings.push_back(reading_of(nvml_, gpu));
   return readings;
 }
 

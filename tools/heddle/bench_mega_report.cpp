@@ -3,7 +3,6 @@
 
 #include "bench_machine.hpp"
 #include "bench_mega_run.hpp"
-#include "heddle/version.hpp"
 #include "words.hpp"
 
 namespace heddle::tool {
@@ -109,18 +108,14 @@ void MegaRun::add_lines(const Size& size, const Variant& variant, const Json& en
 }
 
 Json MegaRun::json() const {
-  return {{"heddle", version},
-          {"benchmark", "mega"},
-          {"date", now_in_utc()},
-          {"commit", a_.commit},
-          {"command", command_line()},
-          {"machine", machine_},
-          {"ranks", a_.ranks},
-          {"seed", a_.seed},
-          {"replays", a_.replays},
-          {"stream_bytes_per_second", 1e12 * a_.stream_tbps},
-          {"operations_per_second", {{"fp8", tensor_rate(WeightKind::mxfp4)}, {"bf16", tensor_rate(WeightKind::bf16)}}},
-          {"rows", rows_}};
+  Json json = result_head("mega", a_.commit, machine_);
+  json.update({{"ranks", a_.ranks},
+               {"seed", a_.seed},
+               {"replays", a_.replays},
+               {"stream_bytes_per_second", 1e12 * a_.stream_tbps},
+               {"operations_per_second", {{"fp8", tensor_rate(WeightKind::mxfp4)}, {"bf16", tensor_rate(WeightKind::bf16)}}},
+               {"rows", rows_}});
+  return json;
 }
 
 }  // namespace heddle::tool

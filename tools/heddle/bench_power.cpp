@@ -13,11 +13,16 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Field = std::optional<double> GpuReading::*;
 
-/// NVML's bits; idle is none of them while something runs, and said all the same.
-constexpr std::pair<std::uint64_t, const char*> reasons[] = {
-    {0x1, "idle"},           {0x2, "application_clocks"}, {0x4, "power_cap"},         {0x8, "hardware_slowdown"},
-    {0x10, "sync_boost"},    {0x20, "thermal_slowdown"},  {0x40, "hardware_thermal"}, {0x80, "power_brake"},
-    {0x100, "display_clock"}};
+/// Idle is none of them while something runs, and said all the same.
+constexpr std::pair<doctor::SlowReason, const char*> reasons[] = {{doctor::idle, "idle"},
+                                                                  {doctor::set_clocks, "application_clocks"},
+                                                                  {doctor::power_cap, "power_cap"},
+                                                                  {doctor::hardware, "hardware_slowdown"},
+                                                                  {doctor::sync_boost, "sync_boost"},
+                                                                  {doctor::thermal, "thermal_slowdown"},
+                                                                  {doctor::hardware_thermal, "hardware_thermal"},
+                                                                  {doctor::power_brake, "power_brake"},
+                                                                  {doctor::display_clock, "display_clock"}};
 
 Json optional_number(const std::optional<double>& value) { return value ? Json(*value) : Json(); }
 

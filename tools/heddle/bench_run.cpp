@@ -11,7 +11,6 @@
 #include "bench_nccl.hpp"
 #include "bench_studies.hpp"
 #include "heddle/error.hpp"
-#include "heddle/version.hpp"
 #include "words.hpp"
 
 namespace heddle::tool {
@@ -271,24 +270,20 @@ void Run::all(const std::function<void()>& save) {
 }
 
 Json Run::json() const {
-  return {{"heddle", version},
-          {"benchmark", "exchange"},
-          {"date", now_in_utc()},
-          {"commit", a_.commit},
-          {"command", command_line()},
-          {"machine", machine_},
-          {"ranks", a_.ranks},
-          {"hidden", a_.hidden.front()},
-          {"experts", a_.experts},
-          {"topk", topk_},
-          {"routing", routing_note_},
-          {"round_trips_a_replay", a_.round_trips},
-          {"link_bytes_per_second", link_rate()},
-          {"floor", floor_},
-          {"rows", rows_},
-          {"layouts", layouts_},
-          {"sms_sweep", sweeps_},
-          {"overlap", overlaps_}};
+  Json json = result_head("exchange", a_.commit, machine_);
+  json.update({{"ranks", a_.ranks},
+               {"hidden", a_.hidden.front()},
+               {"experts", a_.experts},
+               {"topk", topk_},
+               {"routing", routing_note_},
+               {"round_trips_a_replay", a_.round_trips},
+               {"link_bytes_per_second", link_rate()},
+               {"floor", floor_},
+               {"rows", rows_},
+               {"layouts", layouts_},
+               {"sms_sweep", sweeps_},
+               {"overlap", overlaps_}});
+  return json;
 }
 
 }  // namespace heddle::tool

@@ -8,7 +8,6 @@
 #include "bench_machine.hpp"
 #include "group/cuda_driver.hpp"
 #include "heddle/error.hpp"
-#include "heddle/version.hpp"
 #include "words.hpp"
 
 namespace heddle::tool {
@@ -101,8 +100,9 @@ void StepRun::all(const std::function<void()>& save, const std::function<void()>
   const cuda::DeviceScope scope(lanes_.device(0));
   under_way_ = "drawing of weights";
   const DrawnLayer drawn(shape_, layer_.seed);
-  print_line(fmt::format("{} ranks on {} GPUs, {} layers of {} {} in one graph; us a step, median of {} replays", layer_.ranks,
-                         lanes_.gpus(), layers_, shape_.name, word_of(kinds, shape_.kind), a_.replays));
+  print_line(fmt::format("{} on {}, {} of {} {} in one graph; us a step, median of {}", count_of(layer_.ranks, "rank"),
+                         count_of(static_cast<std::int64_t>(lanes_.gpus()), "GPU"), count_of(layers_, "layer"), shape_.name,
+                         word_of(kinds, shape_.kind), count_of(a_.replays, "replay")));
   print_step_title();
   for (const int tokens : a_.sizes) {
     size(shape_, drawn.source(), tokens);
@@ -112,23 +112,19 @@ void StepRun::all(const std::function<void()>& save, const std::function<void()>
 }
 
 Json StepRun::json() const {
-  return {{"heddle", version},
-          {"benchmark", "step"},
-          {"date", now_in_utc()},
-          {"commit", a_.commit},
-          {"command", command_line()},
-          {"machine", machine_},
-          {"ranks", layer_.ranks},
-          {"preset", shape_.name},
-          {"hidden", shape_.shape.hidden},
-          {"intermediate", shape_.shape.intermediate},
-          {"experts", shape_.shape.experts},
-          {"topk", shape_.shape.topk},
-          {"weights", word_of(kinds, shape_.kind)},
-          {"routing", routing_note_},
-          {"layers", layers_},
-          {"graph", true},
-          {"rows", rows_}};
+  Json json = result_head("step", a_.commit, machine_);
+  json.update({{"ranks", layer_.ranks},
+               {"preset", shape_.name},
+               {"hidden", shape_.shape.hidden},
+               {"intermediate", shape_.shape.intermediate},
+               {"experts", shape_.shape.experts},
+               {"topk", shape_.shape.topk},
+               {"weights", word_of(kinds, shape_.kind)},
+               {"routing", routing_note_},
+               {"layers", layers_},
+               {"graph", true},
+               {"rows", rows_}});
+  return json;
 }
 
 Json step_on_gpus(const StepArguments& a, const SaveJson& save, int& status) {

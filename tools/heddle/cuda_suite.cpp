@@ -29,12 +29,12 @@ void refuse_stamps() {
     throw InputError("the kernels of this build take time stamps, which costs time; a build with the preset cuda measures this");
 }
 
-/// What a run has measured, also where it did not come to its end.
-template <class Run>
-Measured run_whole(Run& run, const Lanes& lanes) {
+/// What a run has measured by `work`, also where that did not come to its end.
+template <class Run, class Work>
+Measured kept(const Run& run, const Work& work) {
   Measured measured;
   try {
-    run_and_save(run, lanes, "");
+    work();
   } catch (const InputError&) {
     throw;
   } catch (const Error& error) {
@@ -53,16 +53,7 @@ Measured exchange(const std::string& typed, const std::string& commit) {
   check_arguments(a);
   Lanes lanes(devices_for("all", a.ranks, a.gpus), std::chrono::milliseconds(a.deadline_ms));
   Run run(a, lanes);
-  Measured measured;
-  try {
-    run.all([] {});
-  } catch (const InputError&) {
-    throw;
-  } catch (const Error& error) {
-    measured.failed = error.what();
-  }
-  measured.result = run.json();
-  return measured;
+  return kept(run, [&] { run.all([] {}); });
 }
 
 Measured mega(const std::string& typed, const std::string& commit) {
@@ -73,7 +64,7 @@ Measured mega(const std::string& typed, const std::string& commit) {
   check_arguments(a);
   Lanes lanes(devices_for("all", a.ranks, a.gpus), std::chrono::milliseconds(a.deadline_ms));
   MegaRun run(a, lanes);
-  return run_whole(run, lanes);
+  return kept(run, [&] { run_and_save(run, lanes, ""); });
 }
 
 Measured experts(const std::string& typed, const std::string& commit) {
@@ -85,7 +76,7 @@ Measured experts(const std::string& typed, const std::string& commit) {
   int ranks = 1, gpus = 1;
   Lanes lanes(devices_for("all", ranks, gpus), std::chrono::milliseconds(a.deadline_ms));
   ExpertsRun run(a, counts_of(a), lanes);
-  return run_whole(run, lanes);
+  return kept(run, [&] { run_and_save(run, lanes, ""); });
 }
 
 Measured activation(const std::string& typed, const std::string& commit) {
@@ -97,8 +88,7 @@ Measured activation(const std::string& typed, const std::string& commit) {
   Lanes lanes({0}, std::chrono::seconds(30));
   const cuda::DeviceScope scope(0);
   ActivationRun run(a, lanes);
-  run.all();
-  return {run.json(), ""};
+  return kept(run, [&] { run.all(); });
 }
 
 }  // namespace

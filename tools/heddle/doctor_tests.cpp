@@ -5,18 +5,19 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <functional>
 #include <string>
-#include <thread>
 
 #include "against_reference.hpp"
 #include "children.hpp"
 #include "heddle/error.hpp"
 #include "heddle/group.hpp"
+#include "host_calls.hpp"
 #include "job.hpp"
-#include "job_ranks.hpp"
+#include "routing/file_bytes.hpp"
 #include "signal/host_worker.hpp"
 
 #ifdef HEDDLE_CUDA
@@ -46,28 +47,12 @@ TestFacts attempt_test(const std::string& name, const std::function<std::string(
   return test;
 }
 
-/// A thread a rank; the first rank's error is thrown when all have ended.
-void on_ranks(int ranks, const std::function<void(Group&)>& body) {
-  auto groups = create_thread_group(ranks, {std::chrono::milliseconds(deadline_ms)});
-  std::vector<std::string> failures(groups.size());
-  run_in_threads(0, ranks, [&](int rank) {
-    try {
-      body(*groups[static_cast<std::size_t>(rank)]);
-    } catch (const std::exception& error) {
-      failures[static_cast<std::size_t>(rank)] = error.what();
-    }
-  });
-  for (const std::string& failure : failures) {
-    if (!failure.empty()) throw Error(ErrorKind::check, failure);
-  }
-}
-
 /// Every rank writes its part, and reads all parts.
 std::string test_heap() {
   constexpr int ranks = 4;
   constexpr std::size_t words = 1 << 15;
   const auto written = [](int rank, std::size_t i) { return static_cast<std::uint64_t>(rank) << 32 ^ i * 0x9E3779B97F4A7C15; };
-  on_ranks(ranks, [&](Group& group) {
+  on_thread_group(ranks, deadline_ms, "ranks as threads", [&](Group& group) {
     const HeapMapping heap = group.create_heap(words * sizeof(std::uint64_t));
     for (std::size_t i = 0; i < words; ++i) heap.view.mine<std::uint64_t>(0)[i] = written(group.rank(), i);
     group.barrier("written");
@@ -88,7 +73,7 @@ std::string test_heap() {
 /// A word goes around a ring of ranks, as the protocols publish and acquire them.
 std::string test_words() {
   constexpr int ranks = 4, rounds = 250;
-  on_ranks(ranks, [&](Group& group) {
+  on_thread_group(ranks, deadline_ms, "ranks as threads", [&](Group& group) {
     Workspace workspace(group, 8192, "heddle doctor");
     const HostTeam team{workspace.view(), 1, group.deadline(), nullptr, 0, nullptr};
     HostWorker worker(team, 0);
@@ -153,30 +138,32 @@ class GpuTest {
   ~GpuTest() { close(from_); }
   GpuTest(const GpuTest&) = delete;
 
-  /// Waits for the end of the test, and ends it where it takes too long.
+  /// Waits for the end of the test, and ends it where it takes too long, counted from its start: others may have been waited for
+  /// meanwhile.
   TestFacts result() {
-    constexpr int patience_ms = 30000;
+    constexpr std::chrono::milliseconds patience(30000);
     TestFacts test{title(), TestFacts::State::failed, 0, ""};
-    const auto since = Clock::now();
     std::string told;
     pollfd wait{from_, POLLIN, 0};
     char part[512];
     bool in_time = true;
     for (;;) {
-      in_time = poll(&wait, 1, patience_ms) > 0;
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(begin_ + patience - Clock::now()).count();
+      in_time = poll(&wait, 1, static_cast<int>(std::max<std::int64_t>(left, 0))) > 0;
       if (!in_time) break;
       const ssize_t bytes = read(from_, part, sizeof part);
       if (bytes <= 0) break;
       told.append(part, static_cast<std::size_t>(bytes));
     }
-    test.seconds = std::chrono::duration<double>(Clock::now() - since).count();
-    if (told.empty()) {
+    if (told.size() <= sizeof test.seconds) {
+      test.seconds = std::chrono::duration<double>(Clock::now() - begin_).count();
       test.message = fmt::format("the test's process {} after {:.1f} s", in_time ? "ended without a word" : "was ended: it hung",
                                  test.seconds);
       return test;
     }
     if (told.front() == '+') test.state = TestFacts::State::passed;
-    test.message = told.substr(1);
+    test.seconds = value_in<double>(told, 1);
+    test.message = told.substr(1 + sizeof test.seconds);
     return test;
   }
 
@@ -194,7 +181,9 @@ class GpuTest {
     arguments.engine = "cuda";
     arguments.gpus = arguments.ranks;
     const TestFacts test = attempt_test("", [&] { return test_layer(arguments); });
-    const std::string text = (test.state == TestFacts::State::passed ? '+' : '-') + test.message;
+    std::string text(1, test.state == TestFacts::State::passed ? '+' : '-');
+    text.append(reinterpret_cast<const char*>(&test.seconds), sizeof test.seconds);
+    text += test.message;
     [[maybe_unused]] const ssize_t bytes = write(to, text.data(), text.size());
   }
 
@@ -217,6 +206,7 @@ class GpuTest {
 
   std::vector<int> gpus_;
   Children child_;
+  Clock::time_point begin_ = Clock::now();
   int from_ = -1;
 };
 

@@ -15,13 +15,14 @@ namespace {
 #ifdef HEDDLE_CUDA
 int present() { return gpus_present(); }
 #else
-int present() {
-  throw InputError(
-      "--engine cuda: this build has no CUDA part; build with the preset cuda (HEDDLE_CUDA=ON), or take --engine host");
-}
+int present() { refuse_without_cuda("--engine cuda", ", or take --engine host"); }
 #endif
 
 }  // namespace
+
+void refuse_without_cuda(const std::string& asked, const std::string& instead) {
+  throw InputError(asked + ": this build has no CUDA part; build with the preset cuda (HEDDLE_CUDA=ON)" + instead);
+}
 
 int gpus_of(const LayerArguments& a, int ranks) {
   if (a.engine == "host") {
@@ -46,7 +47,7 @@ bool host_experts_of(const LayerArguments& a) {
 }
 
 #ifndef HEDDLE_CUDA
-std::string run_on_gpus(const Job&) { throw InputError("this build has no CUDA part"); }
+std::string run_on_gpus(const Job&) { refuse_without_cuda("--engine cuda", ", or take --engine host"); }
 #endif
 
 }  // namespace heddle::tool

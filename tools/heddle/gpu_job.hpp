@@ -7,6 +7,9 @@
 
 namespace heddle::tool {
 
+/// Throws InputError: `asked` needs the CUDA part, which this build lacks. `instead`: what else would do.
+[[noreturn]] void refuse_without_cuda(const std::string& asked, const std::string& instead = "");
+
 /// The GPUs that `--engine` and `--gpus` mean for so many ranks; 0 with the host engine. Throws InputError that says what would be
 /// right where there are none, fewer, or no CUDA in this build. Leaves CUDA untouched in this process, which may fork afterwards.
 int gpus_of(const LayerArguments& arguments, int ranks);

@@ -10,6 +10,7 @@
 #include <iterator>
 
 #include "heddle/tuning.hpp"
+#include "heddle/version.hpp"
 
 namespace heddle::tool {
 
@@ -35,6 +36,11 @@ Json host_machine_json() {
   return {{"engine", "host"}, {"processor", host_machine()}, {"cores", known ? Json(CPU_COUNT(&cores)) : Json(nullptr)}};
 }
 
+Json result_head(const std::string& benchmark, const std::string& commit, const Json& machine) {
+  return {{"heddle", version}, {"benchmark", benchmark},    {"date", now_in_utc()},
+          {"commit", commit},  {"command", command_line()}, {"machine", machine}};
+}
+
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
@@ -47,6 +53,8 @@ Json summary(const std::vector<double>& samples) {
           {"most_us", *std::max_element(samples.begin(), samples.end())},
           {"samples_us", samples}};
 }
+
+std::string count_of(std::int64_t n, const char* what) { return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s"); }
 
 void print_line(const std::string& line) {
   fmt::print("{}\n", line);

@@ -17,8 +17,6 @@ namespace heddle::tool {
 
 namespace {
 
-constexpr int most_recorded_experts = 1 << 20;  // as ids of a recording
-
 void check_numbers(const ReplayArguments& a) {
   if (!a.ranks) throw InputError("give --ranks N");
   if (*a.ranks < 1 || *a.ranks > 1024) throw InputError(fmt::format("--ranks {}: 1 to 1024 are possible", *a.ranks));
@@ -31,10 +29,18 @@ void check_numbers(const ReplayArguments& a) {
     throw InputError("--measure runs a layer: give --preset NAME, with --hidden and --intermediate for a smaller one");
   if (!a.measure && (a.engine != "host" || a.gpus))
     throw InputError("--engine and --gpus say where --measure runs; give that, too");
-  if (!a.preset.empty()) return;
-  const bool some = a.hidden || a.intermediate;
-  if (some && !(a.hidden && a.intermediate))
-    throw InputError("times need a layer: give --preset NAME, or both --hidden and --intermediate");
+  if (!a.preset.empty() || (a.hidden && a.intermediate)) return;
+  const ReplayArguments usual;
+  const std::pair<const char*, bool> of_a_layer[] = {{"--hidden", a.hidden.has_value()},
+                                                     {"--intermediate", a.intermediate.has_value()},
+                                                     {"--weights", !a.weights.empty()},
+                                                     {"--wire", !a.wire.empty()},
+                                                     {"--combine-wire", a.combine_wire != usual.combine_wire},
+                                                     {"--machine", a.machine != usual.machine}};
+  for (const auto& [flag, is_given] : of_a_layer) {
+    if (is_given)
+      throw InputError(fmt::format("{}: times need a layer: give --preset NAME, or both --hidden and --intermediate", flag));
+  }
 }
 
 /// The experts of the layer: as typed, else the preset's where it has enough, else those that the recording names.
@@ -78,8 +84,10 @@ std::vector<int> layers_of(const ReplayArguments& a, int present) {
     layers.resize(static_cast<std::size_t>(present));
     std::iota(layers.begin(), layers.end(), 0);
   }
-  for (const int layer : layers) {
-    if (layer < 0 || layer >= present) throw InputError(fmt::format("--layers {}: the recording has 0 to {}", layer, present - 1));
+  for (auto layer = layers.begin(); layer != layers.end(); ++layer) {
+    if (*layer < 0 || *layer >= present)
+      throw InputError(fmt::format("--layers {}: the recording has 0 to {}", *layer, present - 1));
+    if (std::find(layers.begin(), layer, *layer) != layer) throw InputError(fmt::format("--layers {}: given twice", *layer));
   }
   return layers;
 }
@@ -107,6 +115,8 @@ void replay_loads(const ReplayArguments& a) {
   const ExpertLoads loads = read_expert_loads(a.recording);
   if (a.experts && *a.experts != loads.experts)
     throw InputError(fmt::format("--experts {}: {} counts {}", *a.experts, a.recording, loads.experts));
+  if (a.topk && (*a.topk < 1 || *a.topk > loads.experts))
+    throw InputError(fmt::format("--topk {}: 1 to {}, the experts of {}, are possible", *a.topk, loads.experts, a.recording));
   const int topk = a.topk.value_or(a.preset.empty() ? 0 : find_preset(a.preset).shape.topk);
   const replay::Source source = replay::source_of(loads, topk, a.steps);
   const replay::ReplayOptions options = options_of(a, source);

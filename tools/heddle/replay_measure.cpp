@@ -5,6 +5,7 @@
 
 #include "heddle/error.hpp"
 #include "job.hpp"
+#include "provenance.hpp"
 #include "replay.hpp"
 
 namespace heddle::tool {
@@ -44,8 +45,7 @@ void take_hidden_states(Inputs& inputs, const Recording& recording, int step, in
 double median_seconds(const Inputs& inputs, const LayerOptions& options, int calls) {
   std::vector<double> seconds;
   for (int call = 0; call < calls; ++call) seconds.push_back(run_job(inputs, options, {nullptr, 1}).seconds);
-  std::nth_element(seconds.begin(), seconds.begin() + calls / 2, seconds.end());
-  return seconds[static_cast<std::size_t>(calls / 2)];
+  return median(seconds);
 }
 
 }  // namespace

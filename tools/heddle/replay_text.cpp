@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "provenance.hpp"
 #include "replay.hpp"
 #include "words.hpp"
 
@@ -13,8 +14,6 @@ namespace {
 
 using replay::LayerSummary;
 using replay::PlacementReplay;
-
-std::string count_of(std::int64_t n, const char* what) { return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s"); }
 
 void print_head(const ReplayReport& report) {
   const replay::Source& source = report.source;

@@ -7,6 +7,7 @@
 
 #include "command.hpp"
 #include "drawn_layer.hpp"
+#include "gpu_job.hpp"
 #include "heddle/error.hpp"
 #include "provenance.hpp"
 
@@ -89,10 +90,7 @@ Json step_entry(const Json& line, const StepSamples& samples, int layers) {
 }
 
 #ifndef HEDDLE_CUDA
-Json step_on_gpus(const StepArguments&, const SaveJson&, int&) {
-  throw InputError(
-      "--engine cuda: this build has no CUDA part; build with the preset cuda (HEDDLE_CUDA=ON), or take --engine host");
-}
+Json step_on_gpus(const StepArguments&, const SaveJson&, int&) { refuse_without_cuda("--engine cuda", ", or take --engine host"); }
 #endif
 
 Json measure_step(const StepArguments& a, const SaveJson& save, int& status) {

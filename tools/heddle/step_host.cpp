@@ -6,7 +6,6 @@
 #include <mutex>
 #include <thread>
 
-#include "heddle/version.hpp"
 #include "host_calls.hpp"
 #include "provenance.hpp"
 #include "step.hpp"
@@ -60,22 +59,18 @@ StepSamples measure(const Inputs& inputs, const LayerOptions& options, const Ste
 
 Json report_of(const StepArguments& a, const Inputs& inputs, const Json& rows) {
   const LayerShape& shape = inputs.source.shape;
-  return {{"heddle", version},
-          {"benchmark", "step"},
-          {"date", now_in_utc()},
-          {"commit", a.commit},
-          {"command", command_line()},
-          {"machine", host_machine_json()},
-          {"ranks", inputs.ranks},
-          {"hidden", shape.hidden},
-          {"intermediate", shape.intermediate},
-          {"experts", shape.experts},
-          {"topk", shape.topk},
-          {"weights", word_of(kinds, inputs.source.kind)},
-          {"layers", layers_of(a)},
-          {"distinct_layers", std::min(layers_of(a), most_distinct_layers)},
-          {"graph", false},
-          {"rows", rows}};
+  Json json = result_head("step", a.commit, host_machine_json());
+  json.update({{"ranks", inputs.ranks},
+               {"hidden", shape.hidden},
+               {"intermediate", shape.intermediate},
+               {"experts", shape.experts},
+               {"topk", shape.topk},
+               {"weights", word_of(kinds, inputs.source.kind)},
+               {"layers", layers_of(a)},
+               {"distinct_layers", std::min(layers_of(a), most_distinct_layers)},
+               {"graph", false},
+               {"rows", rows}});
+  return json;
 }
 
 }  // namespace
@@ -86,9 +81,9 @@ Json step_on_host(const StepArguments& a, const SaveJson& save) {
   if (layer.trace.empty() && layer.routing.empty()) layer.routing = "uniform";
   Inputs inputs = load_inputs(layer);
   inputs.source.shared.reset();  // as on GPUs
-  print_line(fmt::format("{} ranks (threads), {} layers of {} x {}, {} experts; us a step, median of {}; threads sleep in the gaps",
-                         inputs.ranks, layers_of(a), inputs.source.shape.hidden, inputs.source.shape.intermediate,
-                         inputs.source.shape.experts, a.replays));
+  print_line(fmt::format("{} (threads), {} of {} x {}, {}; us a step, median of {}; threads sleep in the gaps",
+                         count_of(inputs.ranks, "rank"), count_of(layers_of(a), "layer"), inputs.source.shape.hidden,
+                         inputs.source.shape.intermediate, count_of(inputs.source.shape.experts, "expert"), a.replays));
   print_step_title();
   Json rows = Json::array();
   for (const int tokens : a.sizes) {

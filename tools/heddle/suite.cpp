@@ -12,6 +12,7 @@
 
 #include "bench.hpp"
 #include "command.hpp"
+#include "gpu_job.hpp"
 #include "heddle/error.hpp"
 #include "provenance.hpp"
 #include "suite_file.hpp"
@@ -47,7 +48,8 @@ class Suite {
 
   void all(const std::vector<Measurement>& list) {
     const std::vector<Measurement> todo = in_order(list);
-    print_line(fmt::format("{} measurements, {} of them there already; about {:.0f} s", list.size(), list.size() - todo.size(),
+    print_line(fmt::format("{}, {} of them there already; about {:.0f} s",
+                           count_of(static_cast<std::int64_t>(list.size()), "measurement"), list.size() - todo.size(),
                            seconds_of(todo, 0)));
     for (std::size_t i = 0; i < todo.size(); ++i) {
       const double left = a_.budget ? *a_.budget - seconds_since(begin_) : 0;
@@ -64,7 +66,7 @@ class Suite {
     }
     print_line(fmt::format("\n{} measured in {:.0f} s, {} not possible here, {} failed, {} left for another call{}", measured_,
                            seconds_since(begin_), impossible_, failed_.size(), postponed_,
-                           a_.out.empty() ? "" : "; " + a_.out + " has them: heddle report " + a_.out));
+                           file_.is_there() ? "; what " + a_.out + " has is shown by heddle report " + a_.out : ""));
   }
 
   /// Throws what the exit status should tell.
@@ -136,6 +138,8 @@ void print_list(const std::vector<Measurement>& list) {
 void bench_all(const SuiteArguments& a) {
   if (a.engine != "host" && a.engine != "cuda")
     throw InputError(fmt::format("--engine does not know '{}'; it takes host, cuda", a.engine));
+  if (a.recordings.find_first_of(" \t\n\"'`") != a.recordings.npos)  // it is read as if it had been typed
+    throw InputError(fmt::format("--recordings '{}': a folder without spaces and quotes in its name is needed", a.recordings));
   if (a.budget && *a.budget < 1) throw InputError(fmt::format("--budget {}: 1 second or more", *a.budget));
   const bool on_gpus = a.engine == "cuda";
   if (!on_gpus && a.gpus) throw InputError("--gpus goes with --engine cuda");
@@ -167,10 +171,7 @@ void add_bench_all(CLI::App& bench) {
 }
 
 #ifndef HEDDLE_CUDA
-SuiteMachine gpu_machine(const std::optional<int>&) {
-  throw InputError(
-      "--engine cuda: this build has no CUDA part; build with the preset cuda (HEDDLE_CUDA=ON), or take --engine host");
-}
+SuiteMachine gpu_machine(const std::optional<int>&) { refuse_without_cuda("--engine cuda", ", or take --engine host"); }
 std::map<std::string, Runner> gpu_runners() { return {}; }
 #endif
 

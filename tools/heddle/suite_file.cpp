@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "heddle/error.hpp"
-#include "heddle/version.hpp"
 #include "json_file.hpp"
 #include "provenance.hpp"
 
@@ -52,9 +51,9 @@ bool is_computed(const Measurement& what) { return what.benchmark == "copies" ||
 
 SuiteFile::SuiteFile(std::string path, const SuiteArguments& a, Json machine)
     : path_(std::move(path)), commit_(a.commit), machine_(std::move(machine)) {
-  json_ = {{"heddle", version},         {"benchmark", "all"}, {"date", now_in_utc()}, {"commit", commit_},
-           {"command", command_line()}, {"engine", a.engine}, {"machine", machine_}};
-  if (!path_.empty() && std::filesystem::is_regular_file(path_)) {
+  json_ = result_head("all", commit_, machine_);
+  json_["engine"] = a.engine;
+  if (is_there()) {
     const Json earlier = read(path_);
     if (earlier.value("engine", "") != a.engine)
       throw InputError(fmt::format("--out {}: its measurements are of --engine {}; give another name for those of {}", path_,
@@ -65,6 +64,8 @@ SuiteFile::SuiteFile(std::string path, const SuiteArguments& a, Json machine)
     json_["measurements"] = Json::array();
   }
 }
+
+bool SuiteFile::is_there() const { return std::filesystem::is_regular_file(path_); }
 
 const Json* SuiteFile::find(const Measurement& what) const {
   for (const Json& entry : json_["measurements"]) {
@@ -125,7 +126,6 @@ void SuiteFile::skip(const Measurement& what, const std::string& why) {
 }
 
 void SuiteFile::save() {
-  if (path_.empty()) return;
   json_["date"] = now_in_utc();
   write_json(path_, json_);
 }

@@ -10,10 +10,11 @@ namespace heddle::tool {
 
 class SuiteFile {
  public:
-  /// Takes up what an earlier call left at `path`; "": nothing is read or written. Throws InputError where the file is none of this
-  /// suite, or of the other engine.
+  /// Takes up what an earlier call left at `path`. Throws InputError where the file is none of this suite, or of the other engine.
   SuiteFile(std::string path, const SuiteArguments& a, nlohmann::ordered_json machine);
 
+  /// Is there one: has this call or an earlier one written it?
+  bool is_there() const;
   /// Was it measured in full, with these arguments, from this commit, on this machine? Computed ones are of any machine.
   bool has(const Measurement& what) const;
   /// Was it under way when an earlier call ended?

@@ -11,7 +11,6 @@
 #include "command.hpp"
 #include "experts/activation/activation.hpp"
 #include "heddle/error.hpp"
-#include "heddle/version.hpp"
 #include "host_calls.hpp"
 #include "provenance.hpp"
 #include "report.hpp"
@@ -133,11 +132,6 @@ void print_layer_row(const Json& row) {
                   us("gemm1_us") + us("activation_us") + us("gemm2_us"), us("combine_us")));
 }
 
-Json provenance_of(const char* benchmark, const std::string& commit) {
-  return {
-      {"heddle", version}, {"benchmark", benchmark}, {"date", now_in_utc()}, {"commit", commit}, {"machine", host_machine_json()}};
-}
-
 }  // namespace
 
 Measured measure_host_layer(const std::string& typed, const std::string& commit) {
@@ -157,7 +151,7 @@ Measured measure_host_layer(const std::string& typed, const std::string& commit)
       print_layer_row(rows.back());
     }
   }
-  Json json = provenance_of("layer", commit);
+  Json json = result_head("layer", commit, host_machine_json());
   json.update({{"ranks", inputs.ranks},
                {"hidden", shape.hidden},
                {"intermediate", shape.intermediate},
@@ -235,7 +229,7 @@ Measured measure_host_grids(const std::string& typed, const std::string& commit)
                              padded ? "padded" : "persistent", counts.blocks, counts.empty, median(samples)));
     }
   }
-  Json json = provenance_of("grids", commit);
+  Json json = result_head("grids", commit, host_machine_json());
   json.update({{"experts", a.experts},
                {"ranks", a.ranks},
                {"topk", a.topk},
@@ -265,7 +259,7 @@ Measured measure_host_machine(const std::string&, const std::string& commit) {
   print_line(
       fmt::format("memcpy {:.1f} GB/s, read and written bytes added up; the BLAS' f32 products {:.1f} GFLOP/s, by one thread each",
                   copied / 1e9, operations / 1e9));
-  Json json = provenance_of("machine", commit);
+  Json json = result_head("machine", commit, host_machine_json());
   json.update({{"copy_bytes_per_second", copied},
                {"copy_samples_us", copy},
                {"operations_per_second_a_core", operations},
@@ -280,8 +274,15 @@ std::map<std::string, Runner> host_runners() {
     a.commit = commit;
     Measured measured;
     int status = 0;
-    measured.result = measure_step(
-        a, [](const Json&) {}, status);
+    try {
+      measured.result = measure_step(
+          a, [&](const Json& so_far) { measured.result = so_far; }, status);
+    } catch (const InputError&) {
+      throw;
+    } catch (const Error& error) {
+      if (measured.result.is_null()) throw;
+      measured.failed = error.what();
+    }
     measured.wrong = status != 0;
     return measured;
   };

@@ -85,8 +85,8 @@ Json recordings_of(const PlannedArguments& a) {
                    {"layers", recording.layers()},
                    {"tokens", recording.tokens()},
                    {"points", points}});
-    print_line(fmt::format("{}: {} layers, {} tokens, {} experts, top-{}", path.filename().string(), recording.layers(),
-                           recording.tokens(), experts, recording.topk()));
+    print_line(fmt::format("{}: {}, {}, {}, top-{}", path.filename().string(), count_of(recording.layers(), "layer"),
+                           count_of(recording.tokens(), "token"), count_of(experts, "expert"), recording.topk()));
   }
   return all;
 }

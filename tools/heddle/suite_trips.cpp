@@ -7,7 +7,6 @@
 #include <mutex>
 
 #include "heddle/exchange.hpp"
-#include "heddle/version.hpp"
 #include "host_calls.hpp"
 #include "provenance.hpp"
 #include "suite.hpp"
@@ -153,18 +152,10 @@ Measured measure_host_trips(const std::string& typed, const std::string& commit)
       rows.push_back(row_of(way, options, see(options, a.ranks, a.calls, way)));
     }
   }
-  return {{{"heddle", version},
-           {"benchmark", "trips"},
-           {"date", now_in_utc()},
-           {"commit", commit},
-           {"machine", host_machine_json()},
-           {"ranks", a.ranks},
-           {"hidden", a.hidden},
-           {"experts", a.experts},
-           {"topk", a.topk},
-           {"routing", "uniform"},
-           {"rows", rows}},
-          ""};
+  Json json = result_head("trips", commit, host_machine_json());
+  json.update(
+      {{"ranks", a.ranks}, {"hidden", a.hidden}, {"experts", a.experts}, {"topk", a.topk}, {"routing", "uniform"}, {"rows", rows}});
+  return {json, ""};
 }
 
 }  // namespace heddle::tool

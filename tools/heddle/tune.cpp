@@ -11,6 +11,7 @@
 
 #include "command.hpp"
 #include "drawn_layer.hpp"
+#include "gpu_job.hpp"
 #include "heddle/error.hpp"
 #include "words.hpp"
 
@@ -102,10 +103,7 @@ std::vector<TuningEntry> entries_of_bench(const Json& bench, const std::string& 
 }
 
 #ifndef HEDDLE_CUDA
-std::vector<TuningEntry> tune_on_gpus(const TuneArguments&) {
-  throw InputError(
-      "--engine cuda: this build has no CUDA part; build with the preset cuda (HEDDLE_CUDA=ON), or take --engine host");
-}
+std::vector<TuningEntry> tune_on_gpus(const TuneArguments&) { refuse_without_cuda("--engine cuda", ", or take --engine host"); }
 #endif
 
 void add_tune(CLI::App& app, int&) {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <ctime>
 #include <mutex>
 
 #include "heddle/error.hpp"
@@ -46,13 +45,6 @@ std::vector<double> measure(const Inputs& inputs, const LayerOptions& options, c
   return times;
 }
 
-std::string today() {
-  const std::time_t now = std::time(nullptr);
-  char text[16];
-  std::strftime(text, sizeof text, "%Y-%m-%d", std::gmtime(&now));
-  return text;
-}
-
 void print_row(const TuningRow& row) {
   fmt::print("{:>6} tokens a rank:", row.max_tokens);
   for (const auto& [way, us] : row.us) fmt::print("  {} {:.1f} us", name(way), us);
@@ -88,7 +80,8 @@ TuningEntry tune_on_host(const TuneArguments& a) {
   TuningEntry entry;
   entry.key = {host_machine(), shape.hidden, shape.intermediate, shape.experts,
                shape.topk,     inputs.ranks, inputs.source.kind, activation_of(inputs.source.kind, options)};
-  entry.source = fmt::format("heddle tune, {}, {} routing", today(), layer.trace.empty() ? layer.routing : "recorded");
+  entry.source =
+      fmt::format("heddle tune, {}, {} routing", now_in_utc().substr(0, 10), layer.trace.empty() ? layer.routing : "recorded");
   for (const int size : sizes) entry.rows.push_back({size, {}});
   for (const LayerOptions& one : candidates.options) {
     const std::vector<double> times = measure(inputs, one, sizes, a.calls);

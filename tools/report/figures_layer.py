@@ -79,7 +79,8 @@ def fused_against_chain(results: Results) -> Figure:
 
 def floor_shares(results: Results) -> Figure:
     found = [one for one in layers(results) if one.raw.get("times_floor") and one.combine in (None, "slots")]
-    rows = [one for one in trips(results) if one.times_floor and one.wire == "bf16"]
+    # Ranks that share a GPU read each other's rows from its L2: what memory does at most is no floor of theirs.
+    rows = [one for one in trips(results) if one.times_floor and one.wire == "bf16" and one.group.is_real]
     if not found and not rows:
         raise NoData("floors are of GPUs; the host engine has none" if results.is_host else results.why_not("mega", "exchange"))
     # Of each what was measured with most GPUs: line, tokens, share.
@@ -105,8 +106,9 @@ def floor_shares(results: Results) -> Figure:
 def _roofs(results: Results) -> tuple[float, float, str]:
     """Bytes and operations a second that the machine does at best, and who says so."""
     for result in results.prefixed("mega"):
-        return (result["stream_bytes_per_second"], result["operations_per_second"]["fp8"],
-                "roofs: weights streamed at 4.5 TB/s, tensor cores at 1.4 PFLOP/s (fp8), as measured apart")
+        memory, operations = result["stream_bytes_per_second"], result["operations_per_second"]["fp8"]
+        return (memory, operations, f"roofs: weights streamed at {memory / 1e12:g} TB/s, tensor cores at {operations / 1e15:g} PFLOP/s (fp8), "
+                "as measured apart")
     machine = results.named("machine")
     if machine is None:
         raise NoData(results.why_not("machine", "mega"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 from catalogue import Entry
-from compare import Change
+from compare import LEAST_CHANGE, Change
 from placeholders import Placeholder
 from results import Results
 
@@ -105,7 +105,7 @@ def _changes(changes: list[Change], same_machine: bool) -> str:
     worse = [one for one in changes if one.verdict == "regression"]
     better = [one for one in changes if one.verdict == "better"]
     text = (f"<p>{len(changes)} lines are in both runs: {len(worse)} became clearly slower, {len(better)} clearly faster (the middle halves "
-            "of their samples do not overlap, and medians differ by more than 3%).</p>")
+            f"of their samples do not overlap, and medians differ by more than {LEAST_CHANGE:.0%}).</p>")
     if not same_machine:
         text += '<p class="host">The runs are of different machines: a slower line is no regression of the program.</p>'
     rows = "".join(f'<tr class="{one.verdict}"><td>{one.verdict.upper() if one.verdict == "regression" else one.verdict}</td>'

@@ -16,7 +16,9 @@ class NoData(Exception):
 
 
 def _is_entry(entry: Any) -> bool:
-    return isinstance(entry, dict) and all(isinstance(entry.get(field), str) for field in ("name", "benchmark"))
+    texts = ("name", "benchmark", "arguments", "date", "commit")
+    return (isinstance(entry, dict) and all(isinstance(entry.get(field), str) for field in texts)
+            and isinstance(entry.get("machine"), dict))
 
 
 class Results:

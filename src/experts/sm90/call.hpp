@@ -105,6 +105,14 @@ struct RowLimits {
   int first_expert = 0;                   ///< how a RefusedCount calls the first expert of the call
 };
 
+/// When a product's kernel may begin. Ahead of the end of the kernel before it on the stream it finds its place on SMs as they
+/// become free, and has done by then what needs nothing of that kernel.
+enum class ProductStart : std::uint8_t {
+  in_order,
+  ahead,               ///< waits for that end, then begins
+  ahead_with_weights,  ///< rows and their scales wait; counts and maps are of kernels before that one, so weights may stream
+};
+
 /// One grouped product: for every expert its rows times its weights.
 struct ProductCall {
   OrderedMatrix weights;
@@ -114,6 +122,7 @@ struct ProductCall {
   RowLimits limits;
   ResultStore results;
   ActivatedStore activated;  ///< instead of results where the epilogue activates
+  ProductStart start = ProductStart::in_order;
 #if defined(HEDDLE_TRACE)
   trace::DeviceTrace recorded{};
 #endif

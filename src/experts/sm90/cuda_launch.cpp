@@ -19,7 +19,27 @@ extern template ProductKernel kernel_of<WeightKind::mxfp4>(RowBlocks, bool);
 extern template ProductKernel kernel_of<WeightKind::nvfp4>(RowBlocks, bool);
 extern template ProductKernel kernel_of<WeightKind::mxfp8>(RowBlocks, bool);
 
-ProductKernel find_kernel(WeightKind kind, RowBlocks blocks, bool activates) {
+template <WeightKind kind>
+ProductKernel plain_kernel_of(RowBlocks blocks, bool activates);
+extern template ProductKernel plain_kernel_of<WeightKind::mxfp4>(RowBlocks, bool);
+
+namespace {
+
+/// See Plain.
+KernelCalls calls_of(const ProductCall& call, bool activates) {
+  const auto usual = [](Activation format, const Quantisation& scales) {
+    return format == Activation::fp8 && scales.group == 128 && scales.scale == ScaleFormat::ue8m0;
+  };
+  const TokenRows& tokens = call.tokens;
+  const bool rows = tokens.scaling == TokenScales::by_128 && tokens.format == ScaleFormat::ue8m0;
+  const bool results = !activates || usual(call.activated.format, call.activated.quantisation);
+  return rows && results && !call.weights.plan.step_exponents ? KernelCalls::plain : KernelCalls::any;
+}
+
+}  // namespace
+
+ProductKernel find_kernel(WeightKind kind, RowBlocks blocks, bool activates, KernelCalls calls) {
+  if (calls == KernelCalls::plain && kind == WeightKind::mxfp4) return plain_kernel_of<WeightKind::mxfp4>(blocks, activates);
   switch (kind) {
     case WeightKind::bf16:
       return kernel_of<WeightKind::bf16>(blocks, activates);
@@ -43,10 +63,12 @@ RowBlocks choose_blocks(int rows) {
 void prepare_products(WeightKind kind) {
   for (const RowBlocks blocks : {RowBlocks::small, RowBlocks::large}) {
     for (const bool activates : {false, true}) {
-      const ProductKernel kernel = find_kernel(kind, blocks, activates);
-      const auto most = static_cast<int>(kernel.shared_bytes_for(most_experts));
-      cuda::check(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
-                  "cudaFuncSetAttribute for a product of the experts");
+      for (const KernelCalls calls : {KernelCalls::plain, KernelCalls::any}) {
+        const ProductKernel kernel = find_kernel(kind, blocks, activates, calls);
+        const auto most = static_cast<int>(kernel.shared_bytes_for(most_experts));
+        cuda::check(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
+                    "cudaFuncSetAttribute for a product of the experts");
+      }
     }
   }
 }
@@ -69,7 +91,7 @@ RowTensor make_row_tensor(const std::byte* values, std::size_t stride, std::size
 
 void launch_product(const ProductCall& product, RowBlocks blocks, bool activates, int ctas, cudaStream_t stream) {
   const WeightPlan& plan = product.weights.plan;
-  const ProductKernel kernel = find_kernel(plan.kind, blocks, activates);
+  const ProductKernel kernel = find_kernel(plan.kind, blocks, activates, calls_of(product, activates));
   ProductCall call = product;
   if (call.tokens.in_boxes()) {
     const std::size_t row_bytes = static_cast<std::size_t>(plan.cols) * (plan.shape().operand == Operand::e4m3 ? 1 : 2);
@@ -79,9 +101,17 @@ void launch_product(const ProductCall& product, RowBlocks blocks, bool activates
   constexpr int most_spans = 1024;
   trace::record_launch(call, {0, 1, ctas, kernel.threads, most_spans, 0, !plan.paired});
   void* arguments[] = {&call};
-  cuda::check(cudaLaunchKernel(kernel.function, dim3(static_cast<unsigned>(ctas)), dim3(static_cast<unsigned>(kernel.threads)),
-                               arguments, kernel.shared_bytes_for(call.experts), stream),
-              "launch of a product of the experts");
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(ctas));
+  config.blockDim = dim3(static_cast<unsigned>(kernel.threads));
+  config.dynamicSmemBytes = kernel.shared_bytes_for(call.experts);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = call.start == ProductStart::in_order ? 0 : 1;
+  cuda::check(cudaLaunchKernelExC(&config, kernel.function, arguments), "launch of a product of the experts");
 }
 
 }  // namespace heddle::sm90

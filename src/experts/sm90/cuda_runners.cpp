@@ -236,11 +236,13 @@ void ExpertChain::run(const RunnerCall& call, cudaStream_t stream) {
     const int intermediate = weights_.intermediate();
     first.results = {gate_up_.get(), 2 * size(intermediate), intermediate, {}};
   }
+  if (may_start_ahead() && call.ids != nullptr) first.start = ProductStart::ahead;
   launch_product(first, blocks_of(call), fused_, ctas_, stream);
   if (!fused_) activate(call, stream);
 
   ProductCall second = product(weights_.down(), call, operand(activated_.view(), {}));
   second.results = {call.results, call.result_stride, 0, call.result_places};
+  if (may_start_ahead()) second.start = ProductStart::ahead_with_weights;
   launch_product(second, blocks_of(call), false, ctas_, stream);
 }
 

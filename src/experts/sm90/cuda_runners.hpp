@@ -82,6 +82,9 @@ class ExpertChain {
   template <class T>
   loading::DeviceMemory<T> take(std::size_t count, const char* what);
   RowChange change_of(const RowView& rows) const;
+  /// Ahead of kernels that only compute: the listing of pairs, the first product. A dispatch waits for other ranks, and who waits
+  /// for it on SMs may keep those ranks' kernels from them. Nor where SMs are set apart: there it would be on those of others.
+  bool may_start_ahead() const { return ctas_ == sms_; }
   RowBlocks blocks_of(const RunnerCall& call) const;
   RowLimits limits_of(const RunnerCall& call, bool reports);
   TokenRows prepare(const RunnerCall& call, cudaStream_t stream);

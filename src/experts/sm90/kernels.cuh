@@ -14,6 +14,17 @@ ProductKernel describe_kernel() {
 }
 
 template <WeightKind kind, bool activates>
+ProductKernel plain_kernel_for(RowBlocks blocks) {
+  return blocks == RowBlocks::small ? describe_kernel<Plain<SmallBlocks<kind, activates>>>()
+                                    : describe_kernel<Plain<LargeBlocks<kind, activates>>>();
+}
+
+template <WeightKind kind>
+ProductKernel plain_kernel_of(RowBlocks blocks, bool activates) {
+  return activates ? plain_kernel_for<kind, true>(blocks) : plain_kernel_for<kind, false>(blocks);
+}
+
+template <WeightKind kind, bool activates>
 ProductKernel kernel_for(RowBlocks blocks) {
   return blocks == RowBlocks::small ? describe_kernel<SmallBlocks<kind, activates>>()
                                     : describe_kernel<LargeBlocks<kind, activates>>();

@@ -31,7 +31,10 @@ struct ProductKernel {
 /// The most local experts whose lists fit beside every configuration.
 inline constexpr int most_experts = 1024;
 
-ProductKernel find_kernel(WeightKind kind, RowBlocks blocks, bool activates);
+/// Of which calls a kernel is wanted: of the usual ones (see Plain), where there is one for them alone, or of any.
+enum class KernelCalls : std::uint8_t { plain, any };
+
+ProductKernel find_kernel(WeightKind kind, RowBlocks blocks, bool activates, KernelCalls calls);
 
 /// Rows as the unit that copies tensors takes them, in boxes of `box_rows` rows x 128 bytes, swizzled: rows at `values`, `stride`
 /// bytes apart, `row_bytes` of each are theirs, and what a box has beyond them is zeros. Throws CudaError.

@@ -81,6 +81,13 @@ __device__ void stream_weights(ProductShared<Shape>& shared, const OrderedMatrix
   }
 }
 
+/// What the kernels before have left may be read from here on. Not before, the kernel behind this one may find its place: so it
+/// finds all done that was queued before this one.
+__device__ __forceinline__ void begin_behind_earlier_kernels() {
+  ptx::wait_for_earlier_kernels();
+  ptx::let_next_kernel_launch();
+}
+
 /// The loading warpgroup: a warp for weights, one for token scales, one or two for token rows. `thread` is of its 128.
 template <class Shape>
 __device__ __forceinline__ void load(ProductShared<Shape>& shared, const ProductCall& call, const OrderedMatrix& weights,
@@ -90,6 +97,7 @@ __device__ __forceinline__ void load(ProductShared<Shape>& shared, const Product
   const int stages = plan.steps() / Shape::parts;
   ListedTasks listed(shared.tasks);
   Task task;
+  if (warp > 0 && call.start == ProductStart::ahead_with_weights) begin_behind_earlier_kernels();
   if (warp == 0) {
     if (thread == 0) stream_weights(shared, weights, tasks);
   } else if (warp == 1) {
@@ -158,6 +166,7 @@ __global__ void __launch_bounds__(Shape::threads, 1) product_kernel(const __grid
   static_assert(fits_registers<Shape>(), "roles that ask for more registers than the launch has wait for them for ever");
   auto& shared = *reinterpret_cast<ProductShared<Shape>*>(memory);
   const int thread = static_cast<int>(threadIdx.x);
+  if (call.start != ProductStart::ahead_with_weights) begin_behind_earlier_kernels();
   if (thread / warp_threads == 0) list_tasks(shared, call);
   if (thread == warp_threads) create_rings(shared, call.tokens);
   __syncthreads();

@@ -36,6 +36,7 @@ __device__ void for_pairs(const std::int32_t* ids, int begin, int end, const Eac
 __global__ inline void __launch_bounds__(most_list_warps* warp_threads) list_pairs(const __grid_constant__ ListCall call) {
   __shared__ int own_of[most_list_warps];
   __shared__ int lower_of[most_list_warps];
+  ptx::let_next_kernel_launch();
   const int expert = static_cast<int>(blockIdx.x);
   const int lane = static_cast<int>(threadIdx.x) % warp_threads;
   const int warp = static_cast<int>(threadIdx.x) / warp_threads;

@@ -18,12 +18,12 @@ template <WeightKind kind, WeightKind shared>
 MegaKernel mega_pair_kernel_of(RowBlocks blocks);
 extern template MegaKernel mega_pair_kernel_of<WeightKind::mxfp4, WeightKind::fp8_block>(RowBlocks);
 
-MegaKernel find_mega_kernel(WeightKind kind, WeightKind shared, RowBlocks blocks, MegaCalls calls) {
+MegaKernel find_mega_kernel(WeightKind kind, WeightKind shared, RowBlocks blocks, KernelCalls calls) {
   if (kind == WeightKind::mxfp4 && shared == WeightKind::fp8_block)
     return mega_pair_kernel_of<WeightKind::mxfp4, WeightKind::fp8_block>(blocks);
   if (!has_fused_kernel(kind, shared)) return {};
-  if (calls == MegaCalls::plain && kind == WeightKind::fp8_block) return plain_mega_kernel_of<WeightKind::fp8_block>(blocks);
-  if (calls == MegaCalls::plain && kind == WeightKind::mxfp4) return plain_mega_kernel_of<WeightKind::mxfp4>(blocks);
+  if (calls == KernelCalls::plain && kind == WeightKind::fp8_block) return plain_mega_kernel_of<WeightKind::fp8_block>(blocks);
+  if (calls == KernelCalls::plain && kind == WeightKind::mxfp4) return plain_mega_kernel_of<WeightKind::mxfp4>(blocks);
   switch (kind) {
     case WeightKind::bf16:
       return mega_kernel_of<WeightKind::bf16>(blocks);

@@ -91,7 +91,7 @@ void DeviceMega::load_weights(std::span<const LayerWeights> weights) {
 }
 
 /// See sm90::Plain.
-sm90::MegaCalls DeviceMega::calls() const {
+sm90::KernelCalls DeviceMega::calls() const {
   const auto has_steps = [](const sm90::DeviceWeights& weights) {
     return weights.gate_up().plan.step_exponents || weights.down().plan.step_exponents;
   };
@@ -100,7 +100,7 @@ sm90::MegaCalls DeviceMega::calls() const {
       (weights_.shared && has_steps(*weights_.shared));
   const Quantisation& scales = options_.quantisation;
   const bool usual = options_.mega.activation == Activation::fp8 && scales.group == 128 && scales.scale == ScaleFormat::ue8m0;
-  return usual && !steps && options_.combine_wire == Wire::bf16 ? sm90::MegaCalls::plain : sm90::MegaCalls::any;
+  return usual && !steps && options_.combine_wire == Wire::bf16 ? sm90::KernelCalls::plain : sm90::KernelCalls::any;
 }
 
 DeviceMega::Variant DeviceMega::make_variant(RowBlocks blocks, WeightKind kind, WeightKind shared, const DeviceClamp& clamp) const {

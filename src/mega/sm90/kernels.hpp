@@ -18,11 +18,8 @@ struct MegaKernel {
   std::size_t shared_bytes = 0;
 };
 
-/// Of which calls a kernel is wanted: of the usual ones (see Plain), where there is one for them alone, or of any.
-enum class MegaCalls : std::uint8_t { plain, any };
-
 /// For routed experts of a kind and a shared one of `shared`; without one that is the same kind. Null functions for kinds without
 /// a kernel.
-MegaKernel find_mega_kernel(WeightKind kind, WeightKind shared, RowBlocks blocks, MegaCalls calls);
+MegaKernel find_mega_kernel(WeightKind kind, WeightKind shared, RowBlocks blocks, KernelCalls calls);
 
 }  // namespace heddle::sm90

@@ -26,6 +26,8 @@ inline int uniform(int value) {
   return static_cast<int>(all);
 }
 
+/// Kernels follow each other here.
+inline void let_next_kernel_launch() {}
 /// Arrives at some later moment.
 inline void load_bulk_once(void* to, const void* from, std::uint32_t bytes, std::uint64_t* barrier) {
   const bool aligned = reinterpret_cast<std::uintptr_t>(from) % 16 == 0 && reinterpret_cast<std::uintptr_t>(to) % 16 == 0;
