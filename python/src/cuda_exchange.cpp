@@ -113,8 +113,8 @@ std::shared_ptr<RankDeviceExchange> make_exchange(std::shared_ptr<RankGroup> gro
 /// An array of no framework, in the memory of a GPU, that keeps its owner alive.
 template <class T>
 nb::object device_view_of(const T* data, std::initializer_list<std::size_t> sizes, nb::handle owner, int device) {
-  return nb::cast(
-      nb::ndarray<nb::array_api, T, nb::device::cuda>(const_cast<T*>(data), sizes, owner, {}, nb::dtype<T>(), nb::device::cuda::value, device));
+  return nb::cast(nb::ndarray<nb::array_api, T, nb::device::cuda>(const_cast<T*>(data), sizes, owner, {}, nb::dtype<T>(),
+                                                                  nb::device::cuda::value, device));
 }
 
 nb::dict arrived_of(nb::handle self, int local) {
