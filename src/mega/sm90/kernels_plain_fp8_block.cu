@@ -1,5 +1,5 @@
 #include "mega/sm90/kernels.cuh"
 
 namespace heddle::sm90 {
-template MegaKernel plain_mega_kernel_of<WeightKind::fp8_block>(RowBlocks);
+template MegaKernel plain_mega_kernel_of<WeightKind::fp8_block>();
 }  // namespace heddle::sm90

@@ -14,13 +14,15 @@ class AwaitedRows {
  public:
   __device__ AwaitedRows(MegaShared<Shape>& shared, MegaWorker& w, const KernelTask& task) : shared_(shared), w_(w), task_(task) {}
 
-  __device__ void await(int stages) {
+  /// How many are there, at least so many.
+  __device__ int await(int stages) {
     while (ready_ < stages) {
       const int ready = shared_.has_stopped() ? all : look();
       if (ready == 0) shared_.stop();
       ready_ = ready == 0 ? all : ready;
       ptx::fence_proxies();  // stored by threads, read by the unit that copies tensors
     }
+    return ready_;
   }
   __device__ static std::uint32_t load(const std::uint32_t* word) { return *word; }
 
@@ -79,11 +81,18 @@ __device__ void load_rows(MegaShared<Shape>& shared, MegaWorker w, const MegaRan
     const int stages = plan_of(shared, task).steps() / Shape::parts;
     rows.await(1);
     lay_down_rows(shared, task, tasks.slot());
-    for (int stage = 0; stage < stages; ++stage) {
-      rows.await(stage + 1);
-      if (w.lane() == 0) boxes.copy(tensor, task.task.flat, task.task.rows, stage);
+    for (int stage = 0; stage < stages;) {  // all that are there in one go: math warps have few stages to wait with
+      const int first = stage;
+      stage = min(rows.await(stage + 1), stages);
+      for (int i = first; i < stage; ++i) {
+        if (w.lane() == 0) {
+          boxes.copy(tensor, task.task.flat, task.task.rows, i);
+        } else {
+          boxes.join();
+        }
+        if constexpr (arrivals_a_warp > 1) __syncwarp();  // none arrives for the stage behind it
+      }
       __syncwarp();
-      if (w.lane() != 0) boxes.join();
     }
     tasks.leave();
   }
