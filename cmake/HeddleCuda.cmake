@@ -31,7 +31,8 @@ target_include_directories(heddle_cuda PRIVATE
 target_compile_options(heddle_cuda PRIVATE
   $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -fmad=false --Werror=all-warnings
   -Xcompiler=-Wall,-Wextra,-Wshadow,-ffp-contract=off>
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wpedantic -Werror -ffp-contract=off>)
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wpedantic -Werror -ffp-contract=off
+  ${HEDDLE_GARBAGE_FLAGS}>)
 
 # The host side of the CUDA part: plain C++ against the runtime, which is linked statically; the driver is found at run time.
 find_package(CUDAToolkit REQUIRED)
