@@ -19,13 +19,16 @@ void check_group_size(int rank, int ranks) {
   if (rank < 0 || rank >= ranks) throw InputError(fmt::format("rank {} is outside of a group of {} ranks", rank, ranks));
 }
 
-HostGroup::HostGroup(std::shared_ptr<HostMemory> memory, int rank, int ranks, const GroupOptions& options)
-    : memory_(std::move(memory)), deadline_(options.deadline), live_(static_cast<std::size_t>(ranks), true) {
-  const std::size_t bytes = control_stride * static_cast<std::size_t>(ranks);
-  mapping_ = memory_->map(0, bytes);
-  control_ = {mapping_.get(), control_stride, rank, ranks};
-  next_offset_ = align_up(bytes, 4096);
-}
+HostGroup::HostGroup(std::shared_ptr<HostMemory> memory, int rank, int ranks, const GroupOptions& options,
+                     std::unique_ptr<Door> door)
+    : memory_(std::move(memory)),
+      mapping_(memory_->map(0, control_stride * static_cast<std::size_t>(ranks))),
+      control_{mapping_.get(), control_stride, rank, ranks},
+      store_(control_),
+      door_(std::move(door)),
+      deadline_(options.deadline),
+      live_(static_cast<std::size_t>(ranks), true),
+      next_offset_(align_up(control_stride * static_cast<std::size_t>(ranks), 4096)) {}
 
 void HostGroup::meet(Counter counter, Word value, const std::string& what, std::chrono::nanoseconds patience) {
   std::atomic_ref<Word>(part(rank()).*counter).store(value, std::memory_order_release);
@@ -73,13 +76,14 @@ HeapMapping HostGroup::create_heap(std::size_t bytes) {
   for (const std::string& text : exchange(fmt::format("{}", next_offset_), "heap creation")) {
     if (!text.empty()) offset = std::max<std::size_t>(offset, std::stoull(text));
   }
+  // Also where what follows fails: a rank that was stopped in here and goes on later must not find its range in use.
+  next_offset_ = offset + total;
   const int status = rank() == leader() ? memory_->reserve(offset, total) : 0;
   const std::string answer = exchange(fmt::format("{}", status), "heap creation")[static_cast<std::size_t>(leader())];
   if (answer != "0") {
     throw InputError(fmt::format("no memory for a heap of {} a rank, {} for {} ranks: {}", describe_bytes(bytes),
                                  describe_bytes(total), ranks(), std::strerror(std::stoi(answer))));
   }
-  next_offset_ = offset + total;
   auto mapping = memory_->map(offset, total);
   HeapMapping heap;
   heap.view = {mapping.get(), stride, rank(), ranks()};
@@ -96,6 +100,14 @@ void HostGroup::release_heap(const HeapMapping& heap) {
     memory_->discard(*static_cast<const std::size_t*>(heap.keep.get()), heap.view.stride * static_cast<std::size_t>(ranks()));
   }
   barrier("heap release");
+}
+
+void HostGroup::abandon_heap(const HeapMapping& heap) {
+  memory_->discard(*static_cast<const std::size_t*>(heap.keep.get()), heap.view.stride * static_cast<std::size_t>(ranks()));
+}
+
+void HostGroup::answer_door() {
+  if (door_) door_->answer(*memory_, ranks());
 }
 
 void HostGroup::reset(const std::vector<bool>& live) {

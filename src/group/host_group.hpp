@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "group/control.hpp"
+#include "group/door.hpp"
+#include "group/host_store.hpp"
 #include "group/memory.hpp"
 #include "heddle/group.hpp"
 
@@ -16,8 +18,10 @@ std::shared_ptr<HostMemory> create_group_memory(int ranks);
 
 class HostGroup final : public Group {
  public:
-  /// `memory` holds a reserved control segment of ranks * control_stride bytes at offset 0.
-  HostGroup(std::shared_ptr<HostMemory> memory, int rank, int ranks, const GroupOptions& options);
+  /// `memory` holds a reserved control segment of ranks * control_stride bytes at offset 0. `door`: where a process that takes the
+  /// place of a lost one asks for the memory; none for threads.
+  HostGroup(std::shared_ptr<HostMemory> memory, int rank, int ranks, const GroupOptions& options,
+            std::unique_ptr<Door> door = nullptr);
 
   int rank() const override { return control_.rank; }
   int ranks() const override { return control_.ranks; }
@@ -29,6 +33,9 @@ class HostGroup final : public Group {
   void release_heap(const HeapMapping& heap) override;
   void reset(const std::vector<bool>& live) override;
   const std::vector<bool>& live() const override { return live_; }
+  Store& store() override { return store_; }
+  void abandon_heap(const HeapMapping& heap) override;
+  void answer_door() override;
 
  private:
   using Counter = Word RankControl::*;
@@ -40,6 +47,8 @@ class HostGroup final : public Group {
   std::shared_ptr<HostMemory> memory_;
   std::shared_ptr<std::byte> mapping_;
   HeapView control_;
+  HostStore store_;
+  std::unique_ptr<Door> door_;
   std::chrono::nanoseconds deadline_;
   std::vector<bool> live_;
   Word barriers_ = 0;
