@@ -1,0 +1,110 @@
+// Recovery on the host engine: every mask has a workspace of its own. A rank that was only stopped may go on later in the middle of
+// a copy; it then writes to the old one, which nobody reads.
+#include <fmt/format.h>
+
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "recovery/driver.hpp"
+#include "signal/fault.hpp"
+
+namespace heddle {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Adds the time since `begin` to `sum`, and begins anew.
+void lap(Clock::time_point& begin, double& sum) {
+  const auto now = Clock::now();
+  sum += std::chrono::duration<double>(now - begin).count();
+  begin = now;
+}
+
+void check_movable(const ContextLayer& layer) {
+  if (layer.options.expert_slices)
+    throw InputError("a layer of expert slices cannot recover: no other rank has what a lost one held; take whole experts");
+  if (layer.options.tensor_parallel && layer.options.way != Way::gather) {
+    throw InputError(
+        fmt::format("way {} under tensor-parallel attention cannot recover: a lost rank's slice of the batch would be "
+                    "nobody's; take gather, or data-parallel attention",
+                    name(layer.options.way)));
+  }
+}
+
+}  // namespace
+
+struct RecoveringLayers::Impl {
+  Impl(Group& the_group, std::vector<ContextLayer> the_layers, const RecoveryOptions& the_options)
+      : group(the_group),
+        original(std::move(the_layers)),
+        options(the_options),
+        now(original),
+        driver(group, options,
+               {[this] { interrupt(); }, [this](const Members& members, Interruption& times) { rebuild(members, times); }}) {
+    for (const ContextLayer& layer : original) check_movable(layer);
+  }
+
+  void interrupt() {
+    if (workspace) raise_abort(workspace->view(), {{WordKind::failed, -1, -1}, group.rank(), 0, 0});
+  }
+
+  void rebuild(const Members& members, Interruption& times) {
+    auto begin = Clock::now();
+    layers.clear();
+    if (members.generation > 0) group.reset(members.live);
+    if (workspace) workspace->abandon();
+    workspace.reset();
+    lap(begin, times.meet);
+    place(members, times);
+    const ContextPlan plan = plan_context(now);
+    workspace.emplace(group, plan.heap_bytes, plan.configuration + fmt::format("generation={}\n", members.generation));
+    lap(begin, times.memory);
+    for (const ContextLayer& layer : now) {
+      layers.emplace_back(*workspace, plan.memory, LayerWeights::load(*layer.source, layer.placement, group.rank()), layer.options);
+    }
+    group.barrier("experts of the new mask");
+    lap(begin, times.experts);
+  }
+
+  void place(const Members& members, Interruption& times) {
+    times.experts_moved = 0;
+    for (std::size_t i = 0; i < original.size(); ++i) {
+      const auto before = now[i].placement.experts_of(group.rank());
+      const std::set<int> held(before.begin(), before.end());
+      now[i].placement = options.rehome(original[i].placement, members.live);
+      for (const int expert : now[i].placement.experts_of(group.rank())) times.experts_moved += held.count(expert) == 0 ? 1 : 0;
+    }
+  }
+
+  Group& group;
+  std::vector<ContextLayer> original;
+  RecoveryOptions options;
+  std::vector<ContextLayer> now;
+  std::optional<Workspace> workspace;
+  std::vector<MoeLayer> layers;
+  RecoveryDriver driver;
+};
+
+RecoveringLayers::RecoveringLayers(Group& group, std::vector<ContextLayer> layers, const RecoveryOptions& options, Entry entry)
+    : impl_(std::make_unique<Impl>(group, std::move(layers), options)) {
+  impl_->driver.start(entry);
+}
+RecoveringLayers::~RecoveringLayers() = default;
+RecoveringLayers::RecoveringLayers(RecoveringLayers&&) noexcept = default;
+RecoveringLayers& RecoveringLayers::operator=(RecoveringLayers&&) noexcept = default;
+
+void RecoveringLayers::step(const std::function<void()>& body) { impl_->driver.step(body); }
+void RecoveringLayers::forward(const LayerInput& input, const Step& step, bf16* out) {
+  impl_->driver.step([&] { layer(0).forward(input, step, out); });
+}
+void RecoveringLayers::rejoin() { impl_->driver.rejoin(); }
+MoeLayer& RecoveringLayers::layer(std::size_t number) { return impl_->layers.at(number); }
+const Placement& RecoveringLayers::placement(std::size_t number) const { return impl_->now.at(number).placement; }
+const Members& RecoveringLayers::members() const { return impl_->driver.members(); }
+std::uint32_t RecoveringLayers::steps() const { return impl_->driver.steps(); }
+const std::vector<Interruption>& RecoveringLayers::interruptions() const { return impl_->driver.interruptions(); }
+void RecoveringLayers::close() { impl_->workspace->close(); }
+
+}  // namespace heddle
