@@ -18,23 +18,6 @@ constexpr Phase phases[] = {{"dispatch", Place::verb, 3},           {"dispatch, 
                             {"the products", Place::gemm, 1},       {"combine", Place::verb, 25},
                             {"the end of a step", Place::store, 4}, {"between steps", Place::between, 2}};
 
-Scene scene_of(const Route& route, GuardedWeights& weights, const std::string& name) {
-  Scene scene;
-  scene.c = recovery_case(3, route, 0);
-  scene.weights = &weights;
-  scene.name = name;
-  scene.deadline = std::chrono::milliseconds(is_sanitized ? 1500 : 250);
-  scene.grace = std::chrono::milliseconds(is_sanitized ? 500 : 60);
-  compute_wanted(scene);
-  return scene;
-}
-
-void arm(Board::Seat& seat, Place place, int countdown, int signal) {
-  seat.countdown = countdown;
-  seat.signal = signal;
-  seat.place = static_cast<int>(place);
-}
-
 /// One fault of rank `victim` and its end: all ranks are in again.
 void lose(Cast& cast, Board& board, int victim, const Phase& phase, int signal) {
   SCOPED_TRACE(testing::Message() << "rank " << victim << ", " << phase.name << ", signal " << signal);
@@ -51,41 +34,8 @@ void lose(Cast& cast, Board& board, int victim, const Phase& phase, int signal) 
   ASSERT_TRUE(cast.all_go_on()) << "the rank does not come back";
 }
 
-/// All ways' groups at once: they mostly wait for deadlines.
-template <class Play>
-void in_every_way(const char* what, const Play& play) {
-  std::vector<Route> routes;
-  for (const Route& route : host_routes) {
-    if (!is_sanitized || sums_slots(recovery_case(3, route, 0).options)) routes.push_back(route);
-  }
-  std::vector<std::unique_ptr<SyntheticLayer>> layers;
-  std::vector<std::unique_ptr<GuardedWeights>> weights;
-  std::vector<Scene> scenes;
-  for (const Route& route : routes) {
-    layers.push_back(std::make_unique<SyntheticLayer>(recovery_case(3, route, 0).layer));
-    weights.push_back(std::make_unique<GuardedWeights>(layers.back()->source()));
-    scenes.push_back(
-        scene_of(route, *weights.back(),
-                 "test.recovery." + std::string(what) + "." + std::to_string(getpid()) + "." + std::to_string(scenes.size())));
-  }
-  const std::size_t files = files_left();
-  // A process a way plays it, so that none of them has threads when it forks ranks.
-  const std::vector<int> statuses = run_processes(static_cast<int>(scenes.size()), [&](int number) {
-    const Scene& scene = scenes[static_cast<std::size_t>(number)];
-    SCOPED_TRACE(text_of(scene.c));
-    SharedBoard board;
-    Cast cast(scene, *board);
-    ASSERT_TRUE(cast.all_go_on());
-    play(cast, *board, number);
-    if (!testing::Test::HasFailure()) cast.end();
-  });
-  EXPECT_EQ(statuses, std::vector<int>(statuses.size(), 0));
-  EXPECT_EQ(files_left(), files);
-  EXPECT_EQ(sockets_left("test.recovery." + std::string(what)), 0);
-}
-
 TEST(RecoveryPhases, AKilledRankIsReplacedInEveryWayAndPhase) {
-  in_every_way("killed", [](Cast& cast, Board& board, int number) {
+  in_every_way("killed", 3, [](Cast& cast, Board& board, int number) {
     for (const Phase& phase : phases) {
       if (is_sanitized && phase.place == Place::gemm) continue;  // the sanitizer keeps the signal for itself
       lose(cast, board, number % 3, phase, SIGKILL);
@@ -95,7 +45,7 @@ TEST(RecoveryPhases, AKilledRankIsReplacedInEveryWayAndPhase) {
 }
 
 TEST(RecoveryPhases, AStoppedRankComesBackInEveryWayAndPhase) {
-  in_every_way("stopped", [](Cast& cast, Board& board, int number) {
+  in_every_way("stopped", 3, [](Cast& cast, Board& board, int number) {
     for (const Phase& phase : phases) {
       if (is_sanitized && phase.place == Place::gemm) continue;
       lose(cast, board, (number + 1) % 3, phase, SIGSTOP);
@@ -106,7 +56,7 @@ TEST(RecoveryPhases, AStoppedRankComesBackInEveryWayAndPhase) {
 
 // A second rank is lost while the others are busy with the first: in their agreement, while experts move.
 TEST(RecoveryPhases, ASecondRankIsLostDuringTheRecovery) {
-  in_every_way("second", [](Cast& cast, Board& board, int number) {
+  in_every_way("second", 3, [](Cast& cast, Board& board, int number) {
     const int first = number % 3, second = (number + 1) % 3;
     for (const Phase& phase : {Phase{"agreement", Place::store, 3}, Phase{"agreement, later", Place::store, 30},
                                Phase{"experts move", Place::experts, 2}}) {

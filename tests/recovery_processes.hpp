@@ -99,6 +99,7 @@ class FaultyGroup final : public Group {
   HeapMapping create_heap(std::size_t bytes) override { return inner_->create_heap(bytes); }
   void release_heap(const HeapMapping& heap) override { inner_->release_heap(heap); }
   void reset(const std::vector<bool>& live) override { inner_->reset(live); }
+  void begin_era(std::uint32_t era, const std::vector<bool>& live) override { inner_->begin_era(era, live); }
   const std::vector<bool>& live() const override { return inner_->live(); }
   Store& store() override { return store_; }
   void abandon_heap(const HeapMapping& heap) override { inner_->abandon_heap(heap); }
@@ -402,5 +403,58 @@ class Cast {
   Board& board_;
   std::vector<pid_t> processes_;
 };
+
+constexpr std::chrono::milliseconds scene_deadline(is_sanitized ? 1500 : 250);
+
+inline Scene scene_of(const Route& route, int ranks, GuardedWeights& weights, const std::string& name) {
+  Scene scene;
+  scene.c = recovery_case(ranks, route, 0);
+  scene.weights = &weights;
+  scene.name = name;
+  scene.deadline = scene_deadline;
+  scene.grace = std::chrono::milliseconds(is_sanitized ? 500 : 60);
+  compute_wanted(scene);
+  return scene;
+}
+
+/// The rank's next fault: which time it comes to a place.
+inline void arm(Board::Seat& seat, Place place, int countdown, int signal) {
+  seat.countdown = countdown;
+  seat.signal = signal;
+  seat.place = static_cast<int>(place);
+}
+
+/// All ways' groups at once: they mostly wait for deadlines.
+template <class Play>
+void in_every_way(const char* what, int ranks, const Play& play) {
+  std::vector<Route> routes;
+  for (const Route& route : host_routes) {
+    if (!is_sanitized || sums_slots(recovery_case(ranks, route, 0).options)) routes.push_back(route);
+  }
+  std::vector<std::unique_ptr<SyntheticLayer>> layers;
+  std::vector<std::unique_ptr<GuardedWeights>> weights;
+  std::vector<Scene> scenes;
+  for (const Route& route : routes) {
+    layers.push_back(std::make_unique<SyntheticLayer>(recovery_case(ranks, route, 0).layer));
+    weights.push_back(std::make_unique<GuardedWeights>(layers.back()->source()));
+    scenes.push_back(
+        scene_of(route, ranks, *weights.back(),
+                 "test.recovery." + std::string(what) + "." + std::to_string(getpid()) + "." + std::to_string(scenes.size())));
+  }
+  const std::size_t files = files_left();
+  // A process a way plays it, so that none of them has threads when it forks ranks.
+  const std::vector<int> statuses = run_processes(static_cast<int>(scenes.size()), [&](int number) {
+    const Scene& scene = scenes[static_cast<std::size_t>(number)];
+    SCOPED_TRACE(text_of(scene.c));
+    SharedBoard board;
+    Cast cast(scene, *board);
+    ASSERT_TRUE(cast.all_go_on());
+    play(cast, *board, number);
+    if (!testing::Test::HasFailure()) cast.end();
+  });
+  EXPECT_EQ(statuses, std::vector<int>(statuses.size(), 0));
+  EXPECT_EQ(files_left(), files);
+  EXPECT_EQ(sockets_left("test.recovery." + std::string(what)), 0);
+}
 
 }  // namespace heddle::layer_test

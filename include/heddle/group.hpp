@@ -78,7 +78,11 @@ class Group {
   virtual void reset(const std::vector<bool>& live) = 0;
   virtual const std::vector<bool>& live() const = 0;
 
-  // What recovery needs (docs/recovery.md). Not collective.
+  /// reset() for a mask that ranks have agreed on (docs/recovery.md); `era` is its generation. Meets those of the same era alone: a
+  /// rank that is behind gets a FaultError, here and in every collective call that it was still in.
+  virtual void begin_era(std::uint32_t /*era*/, const std::vector<bool>& live) { reset(live); }
+
+  // What else recovery needs. Not collective.
   /// Words that outlive any rank. Throws InputError where a group has none.
   virtual Store& store();
   /// After a reset, by a live rank: gives a heap's pages back that no live rank uses any more. May be called more than once. Who

@@ -38,7 +38,12 @@ void HostGroup::meet(Counter counter, Word value, const std::string& what, std::
   for (int peer = 0; peer < ranks();) {
     const std::uint32_t rung = bell.read();
     const Word seen = std::atomic_ref<Word>(part(peer).*counter).load(std::memory_order_acquire);
-    if (seen >= value || !live_[static_cast<std::size_t>(peer)]) {
+    if (!live_[static_cast<std::size_t>(peer)]) {
+      ++peer;
+      continue;
+    }
+    throw_if_left_behind(peer, what);
+    if (seen >= value) {
       ++peer;
       continue;
     }
@@ -46,6 +51,14 @@ void HostGroup::meet(Counter counter, Word value, const std::string& what, std::
     if (left <= std::chrono::nanoseconds(0)) throw FaultError({rank(), peer, what, "arrival", value, seen});
     bell.sleep(rung, left);
   }
+}
+
+/// Have the others met in a later reset without this rank? What it reads of them may then belong to what they do since.
+void HostGroup::throw_if_left_behind(int peer, const std::string& what) const {
+  const Word mine = std::atomic_ref<Word>(part(rank()).generation).load(std::memory_order_relaxed);
+  const Word theirs = std::atomic_ref<Word>(part(peer).generation).load(std::memory_order_acquire);
+  if (theirs <= mine + 1 && word_tag(theirs) <= word_tag(mine)) return;
+  throw FaultError({rank(), peer, what, "arrival, but it has left in a later reset", mine, theirs});
 }
 
 void HostGroup::barrier(const std::string& what) { meet(&RankControl::arrived, ++barriers_, what, deadline_); }
@@ -111,6 +124,12 @@ void HostGroup::answer_door() {
 }
 
 void HostGroup::reset(const std::vector<bool>& live) {
+  meet_anew(word_tag(std::atomic_ref<Word>(part(rank()).generation).load(std::memory_order_relaxed)), live);
+}
+
+void HostGroup::begin_era(std::uint32_t era, const std::vector<bool>& live) { meet_anew(era, live); }
+
+void HostGroup::meet_anew(std::uint32_t era, const std::vector<bool>& live) {
   if (live.size() != live_.size())
     throw InputError(fmt::format("reset with {} live flags for {} ranks", live.size(), live_.size()));
   if (live != live_) live_ = live;  // another context of this rank may be reading it
@@ -118,11 +137,14 @@ void HostGroup::reset(const std::vector<bool>& live) {
   // way out of a barrier that others have left: all go on from the furthest. The others may come later
   // by a whole wait of their own, and by the wait that their abort ended.
   // Likewise the meetings of a reset that failed: a reset arrives at an odd number and leaves at the
-  // next even one, and all take the first number that nobody has passed.
+  // next even one, and all take the first number of the era that nobody has passed.
   RankControl& own = part(rank());
-  Word begun = 0;
+  Word begun = pack_word(era, 0);
   for (int peer = 0; peer < ranks(); ++peer) {
-    if (live_[static_cast<std::size_t>(peer)]) begun = std::max(begun, std::atomic_ref<Word>(part(peer).generation).load());
+    if (!live_[static_cast<std::size_t>(peer)]) continue;
+    const Word theirs = std::atomic_ref<Word>(part(peer).generation).load();
+    if (word_tag(theirs) > era) throw FaultError({rank(), peer, "group reset", "arrival in era", era, word_tag(theirs)});
+    begun = std::max(begun, theirs);
   }
   const Word arrival = begun / 2 * 2 + 1;
   meet(&RankControl::generation, arrival, "group reset", 3 * deadline_);

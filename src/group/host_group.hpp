@@ -32,6 +32,7 @@ class HostGroup final : public Group {
   HeapMapping create_heap(std::size_t bytes) override;
   void release_heap(const HeapMapping& heap) override;
   void reset(const std::vector<bool>& live) override;
+  void begin_era(std::uint32_t era, const std::vector<bool>& live) override;
   const std::vector<bool>& live() const override { return live_; }
   Store& store() override { return store_; }
   void abandon_heap(const HeapMapping& heap) override;
@@ -42,6 +43,8 @@ class HostGroup final : public Group {
   RankControl& part(int rank) const { return *control_.at<RankControl>(rank, 0); }
   /// Sets this rank's counter and waits until every live rank's has reached it.
   void meet(Counter counter, Word value, const std::string& what, std::chrono::nanoseconds patience);
+  void meet_anew(std::uint32_t era, const std::vector<bool>& live);
+  void throw_if_left_behind(int peer, const std::string& what) const;
   int leader() const;
 
   std::shared_ptr<HostMemory> memory_;

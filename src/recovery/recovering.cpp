@@ -53,7 +53,7 @@ struct RecoveringLayers::Impl {
   void rebuild(const Members& members, Interruption& times) {
     auto begin = Clock::now();
     layers.clear();
-    if (members.generation > 0) group.reset(members.live);
+    if (members.generation > 0) group.begin_era(members.generation, members.live);
     if (workspace) workspace->abandon();
     workspace.reset();
     lap(begin, times.meet);
