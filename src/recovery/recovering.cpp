@@ -3,37 +3,14 @@
 #include <fmt/format.h>
 
 #include <optional>
-#include <set>
 #include <utility>
 
+#include "layer/body.hpp"
 #include "recovery/driver.hpp"
+#include "recovery/moving.hpp"
 #include "signal/fault.hpp"
 
 namespace heddle {
-
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-/// Adds the time since `begin` to `sum`, and begins anew.
-void lap(Clock::time_point& begin, double& sum) {
-  const auto now = Clock::now();
-  sum += std::chrono::duration<double>(now - begin).count();
-  begin = now;
-}
-
-void check_movable(const ContextLayer& layer) {
-  if (layer.options.expert_slices)
-    throw InputError("a layer of expert slices cannot recover: no other rank has what a lost one held; take whole experts");
-  if (layer.options.tensor_parallel && layer.options.way != Way::gather) {
-    throw InputError(
-        fmt::format("way {} under tensor-parallel attention cannot recover: a lost rank's slice of the batch would be "
-                    "nobody's; take gather, or data-parallel attention",
-                    name(layer.options.way)));
-  }
-}
-
-}  // namespace
 
 struct RecoveringLayers::Impl {
   Impl(Group& the_group, std::vector<ContextLayer> the_layers, const RecoveryOptions& the_options)
@@ -51,31 +28,21 @@ struct RecoveringLayers::Impl {
   }
 
   void rebuild(const Members& members, Interruption& times) {
-    auto begin = Clock::now();
+    LapWatch watch;
     layers.clear();
     if (members.generation > 0) group.begin_era(members.generation, members.live);
     if (workspace) workspace->abandon();
     workspace.reset();
-    lap(begin, times.meet);
-    place(members, times);
+    times.meet += watch.lap();
+    times.experts_moved = place_experts(now, original, options.rehome, members.live, group.rank(), 1);
     const ContextPlan plan = plan_context(now);
     workspace.emplace(group, plan.heap_bytes, plan.configuration + fmt::format("generation={}\n", members.generation));
-    lap(begin, times.memory);
+    times.memory += watch.lap();
     for (const ContextLayer& layer : now) {
       layers.emplace_back(*workspace, plan.memory, LayerWeights::load(*layer.source, layer.placement, group.rank()), layer.options);
     }
     group.barrier("experts of the new mask");
-    lap(begin, times.experts);
-  }
-
-  void place(const Members& members, Interruption& times) {
-    times.experts_moved = 0;
-    for (std::size_t i = 0; i < original.size(); ++i) {
-      const auto before = now[i].placement.experts_of(group.rank());
-      const std::set<int> held(before.begin(), before.end());
-      now[i].placement = options.rehome(original[i].placement, members.live);
-      for (const int expert : now[i].placement.experts_of(group.rank())) times.experts_moved += held.count(expert) == 0 ? 1 : 0;
-    }
+    times.experts += watch.lap();
   }
 
   Group& group;
