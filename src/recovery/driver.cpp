@@ -49,6 +49,7 @@ void RecoveryDriver::rejoin() {
   Interruption interruption;
   interruption.reason = "this rank came back";
   interruption.noticed = Clock::now();
+  interruption.step = steps();
   Trouble trouble;
   if (!rebuild(interruption, trouble)) return recover(std::move(trouble));
   interruptions_.push_back(std::move(interruption));
@@ -84,9 +85,9 @@ std::optional<RecoveryDriver::Trouble> RecoveryDriver::attempt(const std::functi
 }
 
 void RecoveryDriver::step(const std::function<void()>& body) {
-  group_.answer_door();
   const std::uint32_t before = steps();
   for (;;) {
+    group_.answer_door();
     const std::size_t recovered = interruptions_.size();
     const auto begin = Clock::now();
     std::optional<Trouble> trouble = attempt(body);
