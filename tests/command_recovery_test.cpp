@@ -9,8 +9,8 @@ const std::string tiny = "bench recovery --preset deepseek-v4-flash --hidden 128
 class BenchRecoveryCommand : public CommandTest {};
 
 TEST_F(BenchRecoveryCommand, AnEntryForEveryLossAndReturn) {
-  expect_done(tiny + " --ranks 3 --losses 2 --deadline-ms 500 --way low_latency,elastic --reduce home --commit abc --json " + file("r.json") +
-              " >/dev/null");
+  expect_done(tiny + " --ranks 3 --losses 2 --deadline-ms 500 --way low_latency,elastic --reduce home --commit abc --json " +
+              file("r.json") + " >/dev/null");
   const auto json = json_of(file("r.json"));
   EXPECT_EQ(json.at("benchmark"), "recovery");
   EXPECT_EQ(json.at("commit"), "abc");
@@ -22,7 +22,8 @@ TEST_F(BenchRecoveryCommand, AnEntryForEveryLossAndReturn) {
       ASSERT_EQ(row.at(list).size(), 2u);
       for (const auto& one : row.at(list)) {
         double sum = 0;
-        for (const char* part : {"detect_ms", "agree_ms", "meet_ms", "memory_ms", "experts_ms", "again_ms"}) sum += one.at(part).get<double>();
+        for (const char* part : {"detect_ms", "agree_ms", "meet_ms", "memory_ms", "experts_ms", "again_ms"})
+          sum += one.at(part).get<double>();
         EXPECT_NEAR(sum, one.at("total_ms").get<double>(), 1e-6);
       }
     }
