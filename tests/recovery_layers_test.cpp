@@ -22,6 +22,21 @@ TEST(RecoveryRehome, ExpertsOfTheLostGoToThoseWithTheFewest) {
             std::vector<int>(original.rank_map().begin(), original.rank_map().end()));
 }
 
+TEST(RecoveryRehome, ALostCopyGoesToARankThatHasAnotherOne) {
+  // Experts 0 and 4 are copies of one, 1 and 5 and 6 of another.
+  const Placement original = Placement::from_map({0, 0, 1, 1, 2, 2, 3, 3}, 4);
+  const Rehome rehome = beside_copies({0, 1, 2, 3, 0, 1, 1, 4});
+  const auto map_of = [&](const std::vector<bool>& live) {
+    const Placement moved = rehome(original, live);
+    return std::vector<int>(moved.rank_map().begin(), moved.rank_map().end());
+  };
+  EXPECT_EQ(map_of({false, true, true, true}), (std::vector<int>{2, 3, 1, 1, 2, 2, 3, 3}))
+      << "2 has three then, so 3 takes the next";
+  EXPECT_EQ(map_of({true, false, true, true}), (std::vector<int>{0, 0, 0, 2, 2, 2, 3, 3})) << "nobody has copies of these";
+  EXPECT_EQ(map_of({true, true, true, true}), (std::vector<int>{0, 0, 1, 1, 2, 2, 3, 3}));
+  EXPECT_THROW(beside_copies({0, 1})(original, {true, true, true, false}), InputError);
+}
+
 TEST(RecoveryRehome, WhatCannotMoveIsRefused) {
   EXPECT_THROW(spread_over_survivors(Placement::everywhere(4, 2), {true, false}), InputError);
   EXPECT_THROW(spread_over_survivors(Placement::contiguous(4, 2), {false, false}), InputError);

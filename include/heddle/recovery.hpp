@@ -50,6 +50,11 @@ using Rehome = std::function<Placement(const Placement& original, const std::vec
 /// first. Throws InputError for slices of experts, which nobody else has, and where no rank is live.
 Placement spread_over_survivors(const Placement& original, const std::vector<bool>& live);
 
+/// For experts that are copies of others: expert e is a copy of logical_of[e]. A lost copy goes to a live rank that has another one
+/// of the same, whose weights are there already; among several, and where there is none, as above. The rule throws InputError for a
+/// placement of another number of experts.
+Rehome beside_copies(std::vector<int> logical_of);
+
 struct RecoveryOptions {
   /// How long a roll call waits for a rank that an error has named: that one has already let a deadline pass.
   std::chrono::milliseconds grace{100};
