@@ -13,6 +13,7 @@
 
 #include "heddle/error.hpp"
 #include "heddle/formats.hpp"
+#include "heddle/store.hpp"
 
 namespace heddle {
 
@@ -76,6 +77,20 @@ class Group {
   /// three deadlines for the others. A reset that failed may be called again, by all live ranks.
   virtual void reset(const std::vector<bool>& live) = 0;
   virtual const std::vector<bool>& live() const = 0;
+
+  /// reset() for a mask that ranks have agreed on (docs/recovery.md); `era` is its generation. Meets those of the same era alone: a
+  /// rank that is behind gets a FaultError, here and in every collective call that it was still in.
+  virtual void begin_era(std::uint32_t /*era*/, const std::vector<bool>& live) { reset(live); }
+
+  // What else recovery needs. Not collective.
+  /// Words that outlive any rank. Throws InputError where a group has none.
+  virtual Store& store();
+  /// After a reset, by a live rank: gives a heap's pages back that no live rank uses any more. May be called more than once. Who
+  /// still has a view of it sees zeros.
+  virtual void abandon_heap(const HeapMapping&) {}
+  /// Lets processes in that wait at this rank's door (rejoin_process_group): they get the memory, and ask for the rest in the
+  /// store.
+  virtual void answer_door() {}
 };
 
 /// R ranks of this process, one handle a rank; each is used by one thread.
@@ -85,6 +100,11 @@ std::vector<std::unique_ptr<Group>> create_thread_group(int ranks, const GroupOp
 /// over an abstract Unix socket that `name` identifies (nothing appears in the file system). Throws
 /// FaultError if the others do not come within the deadline, InputError if the name is taken.
 std::unique_ptr<Group> join_process_group(const std::string& name, int rank, int ranks, const GroupOptions& options = {});
+
+/// Takes the place of rank `rank` in a running group of processes, after the process that was that rank has ended. Any live rank
+/// that runs steps under recovery lets it in; it belongs to the group again when it has come back there (RecoveringLayers). Throws
+/// FaultError if nobody answers within the deadline, InputError if the group is another one.
+std::unique_ptr<Group> rejoin_process_group(const std::string& name, int rank, int ranks, const GroupOptions& options = {});
 
 /// The heap of one context, shared by all layers that use it, one call at a time. Words, epochs and the abort
 /// word live in it. Created collectively; the configuration is compared across ranks first.
@@ -110,6 +130,8 @@ class Workspace {
   void reset();
   /// Collective end: waits until nobody uses the heap and gives its pages back.
   void close();
+  /// Likewise without meeting anybody: for the live ranks after a reset of their group. The workspace is of no use then.
+  void abandon();
 
  private:
   Group* group_;

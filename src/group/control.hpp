@@ -13,7 +13,12 @@ constexpr std::size_t control_text_bytes = 4000;
 struct RankControl {
   HeapHeader header;
   Word arrived = 0;     ///< barriers this rank has reached since the last reset
-  Word generation = 0;  ///< resets this rank has begun
+  Word generation = 0;  ///< era << 32 | meetings of resets that this rank has begun in it
+  // Words of the store (host_store.hpp); `called` of part 0 alone.
+  Word called = 0;
+  Word mask = 0;
+  Word here = 0;
+  Word finished = 0;
   std::uint32_t text_length = 0;
   char text[control_text_bytes] = {};
 };

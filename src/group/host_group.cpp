@@ -19,13 +19,16 @@ void check_group_size(int rank, int ranks) {
   if (rank < 0 || rank >= ranks) throw InputError(fmt::format("rank {} is outside of a group of {} ranks", rank, ranks));
 }
 
-HostGroup::HostGroup(std::shared_ptr<HostMemory> memory, int rank, int ranks, const GroupOptions& options)
-    : memory_(std::move(memory)), deadline_(options.deadline), live_(static_cast<std::size_t>(ranks), true) {
-  const std::size_t bytes = control_stride * static_cast<std::size_t>(ranks);
-  mapping_ = memory_->map(0, bytes);
-  control_ = {mapping_.get(), control_stride, rank, ranks};
-  next_offset_ = align_up(bytes, 4096);
-}
+HostGroup::HostGroup(std::shared_ptr<HostMemory> memory, int rank, int ranks, const GroupOptions& options,
+                     std::unique_ptr<Door> door)
+    : memory_(std::move(memory)),
+      mapping_(memory_->map(0, control_stride * static_cast<std::size_t>(ranks))),
+      control_{mapping_.get(), control_stride, rank, ranks},
+      store_(control_),
+      door_(std::move(door)),
+      deadline_(options.deadline),
+      live_(static_cast<std::size_t>(ranks), true),
+      next_offset_(align_up(control_stride * static_cast<std::size_t>(ranks), 4096)) {}
 
 void HostGroup::meet(Counter counter, Word value, const std::string& what, std::chrono::nanoseconds patience) {
   std::atomic_ref<Word>(part(rank()).*counter).store(value, std::memory_order_release);
@@ -35,7 +38,12 @@ void HostGroup::meet(Counter counter, Word value, const std::string& what, std::
   for (int peer = 0; peer < ranks();) {
     const std::uint32_t rung = bell.read();
     const Word seen = std::atomic_ref<Word>(part(peer).*counter).load(std::memory_order_acquire);
-    if (seen >= value || !live_[static_cast<std::size_t>(peer)]) {
+    if (!live_[static_cast<std::size_t>(peer)]) {
+      ++peer;
+      continue;
+    }
+    throw_if_left_behind(peer, what);
+    if (seen >= value) {
       ++peer;
       continue;
     }
@@ -43,6 +51,14 @@ void HostGroup::meet(Counter counter, Word value, const std::string& what, std::
     if (left <= std::chrono::nanoseconds(0)) throw FaultError({rank(), peer, what, "arrival", value, seen});
     bell.sleep(rung, left);
   }
+}
+
+/// Have the others met in a later reset without this rank? What it reads of them may then belong to what they do since.
+void HostGroup::throw_if_left_behind(int peer, const std::string& what) const {
+  const Word mine = std::atomic_ref<Word>(part(rank()).generation).load(std::memory_order_relaxed);
+  const Word theirs = std::atomic_ref<Word>(part(peer).generation).load(std::memory_order_acquire);
+  if (theirs <= mine + 1 && word_tag(theirs) <= word_tag(mine)) return;
+  throw FaultError({rank(), peer, what, "arrival, but it has left in a later reset", mine, theirs});
 }
 
 void HostGroup::barrier(const std::string& what) { meet(&RankControl::arrived, ++barriers_, what, deadline_); }
@@ -73,13 +89,14 @@ HeapMapping HostGroup::create_heap(std::size_t bytes) {
   for (const std::string& text : exchange(fmt::format("{}", next_offset_), "heap creation")) {
     if (!text.empty()) offset = std::max<std::size_t>(offset, std::stoull(text));
   }
+  // Also where what follows fails: a rank that was stopped in here and goes on later must not find its range in use.
+  next_offset_ = offset + total;
   const int status = rank() == leader() ? memory_->reserve(offset, total) : 0;
   const std::string answer = exchange(fmt::format("{}", status), "heap creation")[static_cast<std::size_t>(leader())];
   if (answer != "0") {
     throw InputError(fmt::format("no memory for a heap of {} a rank, {} for {} ranks: {}", describe_bytes(bytes),
                                  describe_bytes(total), ranks(), std::strerror(std::stoi(answer))));
   }
-  next_offset_ = offset + total;
   auto mapping = memory_->map(offset, total);
   HeapMapping heap;
   heap.view = {mapping.get(), stride, rank(), ranks()};
@@ -98,7 +115,21 @@ void HostGroup::release_heap(const HeapMapping& heap) {
   barrier("heap release");
 }
 
+void HostGroup::abandon_heap(const HeapMapping& heap) {
+  memory_->discard(*static_cast<const std::size_t*>(heap.keep.get()), heap.view.stride * static_cast<std::size_t>(ranks()));
+}
+
+void HostGroup::answer_door() {
+  if (door_) door_->answer(*memory_, ranks());
+}
+
 void HostGroup::reset(const std::vector<bool>& live) {
+  meet_anew(word_tag(std::atomic_ref<Word>(part(rank()).generation).load(std::memory_order_relaxed)), live);
+}
+
+void HostGroup::begin_era(std::uint32_t era, const std::vector<bool>& live) { meet_anew(era, live); }
+
+void HostGroup::meet_anew(std::uint32_t era, const std::vector<bool>& live) {
   if (live.size() != live_.size())
     throw InputError(fmt::format("reset with {} live flags for {} ranks", live.size(), live_.size()));
   if (live != live_) live_ = live;  // another context of this rank may be reading it
@@ -106,11 +137,14 @@ void HostGroup::reset(const std::vector<bool>& live) {
   // way out of a barrier that others have left: all go on from the furthest. The others may come later
   // by a whole wait of their own, and by the wait that their abort ended.
   // Likewise the meetings of a reset that failed: a reset arrives at an odd number and leaves at the
-  // next even one, and all take the first number that nobody has passed.
+  // next even one, and all take the first number of the era that nobody has passed.
   RankControl& own = part(rank());
-  Word begun = 0;
+  Word begun = pack_word(era, 0);
   for (int peer = 0; peer < ranks(); ++peer) {
-    if (live_[static_cast<std::size_t>(peer)]) begun = std::max(begun, std::atomic_ref<Word>(part(peer).generation).load());
+    if (!live_[static_cast<std::size_t>(peer)]) continue;
+    const Word theirs = std::atomic_ref<Word>(part(peer).generation).load();
+    if (word_tag(theirs) > era) throw FaultError({rank(), peer, "group reset", "arrival in era", era, word_tag(theirs)});
+    begun = std::max(begun, theirs);
   }
   const Word arrival = begun / 2 * 2 + 1;
   meet(&RankControl::generation, arrival, "group reset", 3 * deadline_);

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "group/control.hpp"
+#include "group/door.hpp"
+#include "group/host_store.hpp"
 #include "group/memory.hpp"
 #include "heddle/group.hpp"
 
@@ -16,8 +18,10 @@ std::shared_ptr<HostMemory> create_group_memory(int ranks);
 
 class HostGroup final : public Group {
  public:
-  /// `memory` holds a reserved control segment of ranks * control_stride bytes at offset 0.
-  HostGroup(std::shared_ptr<HostMemory> memory, int rank, int ranks, const GroupOptions& options);
+  /// `memory` holds a reserved control segment of ranks * control_stride bytes at offset 0. `door`: where a process that takes the
+  /// place of a lost one asks for the memory; none for threads.
+  HostGroup(std::shared_ptr<HostMemory> memory, int rank, int ranks, const GroupOptions& options,
+            std::unique_ptr<Door> door = nullptr);
 
   int rank() const override { return control_.rank; }
   int ranks() const override { return control_.ranks; }
@@ -28,18 +32,26 @@ class HostGroup final : public Group {
   HeapMapping create_heap(std::size_t bytes) override;
   void release_heap(const HeapMapping& heap) override;
   void reset(const std::vector<bool>& live) override;
+  void begin_era(std::uint32_t era, const std::vector<bool>& live) override;
   const std::vector<bool>& live() const override { return live_; }
+  Store& store() override { return store_; }
+  void abandon_heap(const HeapMapping& heap) override;
+  void answer_door() override;
 
  private:
   using Counter = Word RankControl::*;
   RankControl& part(int rank) const { return *control_.at<RankControl>(rank, 0); }
   /// Sets this rank's counter and waits until every live rank's has reached it.
   void meet(Counter counter, Word value, const std::string& what, std::chrono::nanoseconds patience);
+  void meet_anew(std::uint32_t era, const std::vector<bool>& live);
+  void throw_if_left_behind(int peer, const std::string& what) const;
   int leader() const;
 
   std::shared_ptr<HostMemory> memory_;
   std::shared_ptr<std::byte> mapping_;
   HeapView control_;
+  HostStore store_;
+  std::unique_ptr<Door> door_;
   std::chrono::nanoseconds deadline_;
   std::vector<bool> live_;
   Word barriers_ = 0;

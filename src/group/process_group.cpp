@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "group/descriptors.hpp"
+#include "group/door.hpp"
 #include "group/host_group.hpp"
 
 namespace heddle {
@@ -15,10 +16,6 @@ namespace heddle {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-constexpr std::uint64_t group_key = 0x48656464;
-constexpr std::byte welcome{'w'};
-constexpr std::byte refusal{'r'};
 
 /// The greeting of the next caller who is one of us, or none.
 std::optional<Greeting> greeting_of(const Descriptor& connection, WaitEnd end) {
@@ -89,9 +86,15 @@ std::unique_ptr<Group> join_process_group(const std::string& name, int rank, int
   check_group_size(rank, ranks);
   const auto end = Clock::now() + options.deadline;
   auto memory = rank == 0 ? welcome_all(name, ranks, end) : call_rank_0(name, rank, ranks, end);
-  auto group = std::make_unique<HostGroup>(std::move(memory), rank, ranks, options);
+  auto group = std::make_unique<HostGroup>(std::move(memory), rank, ranks, options, std::make_unique<Door>(name, rank));
   group->barrier("joining the group");
   return group;
+}
+
+std::unique_ptr<Group> rejoin_process_group(const std::string& name, int rank, int ranks, const GroupOptions& options) {
+  check_group_size(rank, ranks);
+  auto memory = knock(name, rank, ranks, Clock::now() + options.deadline);
+  return std::make_unique<HostGroup>(std::move(memory), rank, ranks, options, std::make_unique<Door>(name, rank));
 }
 
 }  // namespace heddle

@@ -42,5 +42,8 @@ void Workspace::reset() { reset(group_->live()); }
 
 // The addresses stay until the end of the workspace: who still has a view of a heap that is gone sees zeros.
 void Workspace::close() { group_->release_heap(heap_); }
+void Workspace::abandon() { group_->abandon_heap(heap_); }
+
+Store& Group::store() { throw InputError("this group has no store that outlives its ranks"); }
 
 }  // namespace heddle

@@ -7,6 +7,7 @@
 
 #include "gpu_job.hpp"
 #include "json_file.hpp"
+#include "recovery.hpp"
 #include "step.hpp"
 
 namespace heddle::tool {
@@ -25,6 +26,16 @@ void add_bench_step(CLI::App& bench, int& status) {
   });
 }
 
+void add_bench_recovery(CLI::App& bench) {
+  auto a = std::make_shared<RecoveryArguments>();
+  auto* command = bench.add_subcommand("recovery", "ranks are killed and replaced: what an interruption takes, part by part");
+  add_recovery_flags(*command, *a);
+  command->callback([a] {
+    const nlohmann::ordered_json json = measure_recovery(*a);
+    if (!a->json.empty()) write_json(a->json, json);
+  });
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app, int& status) {
@@ -32,6 +43,7 @@ void add_bench(CLI::App& app, int& status) {
   command->require_subcommand(1);
   add_bench_all(*command);
   add_bench_step(*command, status);
+  add_bench_recovery(*command);
 #ifdef HEDDLE_CUDA
   add_bench_exchange(*command);
   add_bench_activation(*command);

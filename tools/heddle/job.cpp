@@ -1,12 +1,10 @@
 #include "job.hpp"
 
 #include <fmt/format.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <functional>
 #include <future>
 #include <memory>
@@ -20,28 +18,11 @@
 #include "layer/candidates.hpp"
 #include "layer/options.hpp"
 #include "layer/token_sizes.hpp"
+#include "shared_block.hpp"
 
 namespace heddle::tool {
 
 namespace {
-
-/// Memory that child processes share with this one.
-class SharedBlock {
- public:
-  explicit SharedBlock(std::size_t bytes) : bytes_(std::max<std::size_t>(bytes, 1)) {
-    address_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (address_ == MAP_FAILED)
-      throw InputError(fmt::format("cannot map {} bytes for the outputs: {}", bytes_, std::strerror(errno)));
-  }
-  ~SharedBlock() { munmap(address_, bytes_); }
-  SharedBlock(const SharedBlock&) = delete;
-  SharedBlock& operator=(const SharedBlock&) = delete;
-  void* address() const { return address_; }
-
- private:
-  std::size_t bytes_;
-  void* address_;
-};
 
 void run_on_host(const Job& job, int rank, const std::function<std::unique_ptr<Group>()>& join) {
   attempt(job, rank, [&] {

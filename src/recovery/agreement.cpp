@@ -1,0 +1,196 @@
+#include "recovery/agreement.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "signal/words.hpp"
+
+namespace heddle {
+
+namespace {
+
+using Kind = StoreKey::Kind;
+
+// Words of the store have the form of protocol words: a generation beside a value. That of `here` and `finished` is 31 bits of
+// steps, and whether the rank comes late, so that its steps say nothing.
+constexpr auto generation_of = word_tag;
+constexpr std::uint32_t step_mask = 0x7fffffff;
+constexpr std::uint32_t late_bit = 1u << 31;
+std::uint32_t steps_of(std::uint64_t word) { return word_value(word) & step_mask; }
+bool is_late(std::uint64_t word) { return (word_value(word) & late_bit) != 0; }
+
+/// Steps are counted modulo 2^31; ranks are never more than a few apart.
+bool is_before(std::uint32_t a, std::uint32_t b) { return static_cast<std::int32_t>((a - b) << 1) < 0; }
+
+std::string text_of(const std::vector<bool>& live) {
+  std::string text;
+  for (std::size_t rank = 0; rank < live.size(); ++rank) {
+    if (live[rank]) text += fmt::format("{}{}", text.empty() ? "" : ", ", rank);
+  }
+  return text.empty() ? "nobody" : text;
+}
+
+}  // namespace
+
+LostRankError::LostRankError(int rank, std::uint32_t generation, const Members& now)
+    : Error(ErrorKind::fault,
+            fmt::format(
+                "rank {} is out: it was last counted in generation {}, the others are in generation {} without it (ranks {}); "
+                "its outputs of this step are void, it may come back",
+                rank, generation, now.generation, text_of(now.live))),
+      rank_(rank),
+      members_(now) {}
+
+Agreement::Agreement(Store& store, int rank, int ranks)
+    : store_(store),
+      rank_(rank),
+      ranks_(ranks),
+      members_{0, std::vector<bool>(static_cast<std::size_t>(ranks), true)},
+      here_word_(get(Kind::here, rank)),
+      finished_word_(get(Kind::finished, rank)) {}
+
+/// Only this rank writes these words; where one is not as it was left, another process has taken its place.
+void Agreement::publish(Kind kind, std::uint64_t& last, std::uint32_t generation) {
+  const std::uint64_t word = pack_word(generation, finished_ | (late_ ? late_bit : 0));
+  if (!store_.compare_set({kind, rank_}, last, word)) throw lost();
+  last = word;
+}
+
+void Agreement::call_for(std::uint32_t generation) {
+  std::uint64_t last = get(Kind::called, 0);
+  while (last < generation && !store_.compare_set({Kind::called, 0}, last, generation)) continue;
+}
+
+bool Agreement::called() const { return get(Kind::called, 0) > members_.generation; }
+
+void Agreement::call() { call_for(members_.generation + 1); }
+
+bool Agreement::came(int rank, std::uint32_t generation) const { return generation_of(get(Kind::here, rank)) >= generation; }
+
+/// One chunk is enough: nobody waits any longer, and whoever sees it decides the others.
+bool Agreement::decided(std::uint32_t generation) const {
+  for (int chunk = 0; chunk < chunks(); ++chunk) {
+    if (generation_of(get(Kind::mask, chunk)) >= generation) return true;
+  }
+  return false;
+}
+
+/// The mask as it stands; its generation is that of its oldest chunk.
+Members Agreement::masked() const {
+  Members now;
+  for (int chunk = 0; chunk < chunks(); ++chunk) {
+    const std::uint64_t word = get(Kind::mask, chunk);
+    now.generation = chunk == 0 ? generation_of(word) : std::min(now.generation, generation_of(word));
+    for (int bit = 0; bit < 32 && 32 * chunk + bit < ranks_; ++bit)
+      now.live.push_back(generation_of(word) == 0 || (word_value(word) >> bit & 1) != 0);
+  }
+  return now;
+}
+
+LostRankError Agreement::lost() const { return LostRankError(rank_, members_.generation, masked()); }
+
+Agreement::Finish Agreement::finish(std::chrono::nanoseconds deadline) {
+  finished_ = (finished_ + 1) & step_mask;
+  publish(Kind::finished, finished_word_, members_.generation);
+  bool all = false;
+  const auto ended = [&] {
+    const std::vector<bool> missing = unfinished();
+    all = std::find(missing.begin(), missing.end(), true) == missing.end();
+    return all || called();
+  };
+  if (!store_.wait(ended, Store::Clock::now() + deadline)) return Finish::late;
+  return all ? Finish::all : Finish::called;
+}
+
+std::vector<bool> Agreement::unfinished() const {
+  std::vector<bool> missing = members_.live;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    const std::uint64_t word = get(Kind::finished, rank);
+    if (generation_of(word) == members_.generation && !is_before(steps_of(word), finished_))
+      missing[static_cast<std::size_t>(rank)] = false;
+  }
+  return missing;
+}
+
+void Agreement::settle(const std::vector<bool>& suspects, const Patience& patience) {
+  bool is_done = false;
+  while (!is_done) {
+    const std::uint32_t next = members_.generation + 1;
+    if (decided(next)) throw lost();  // before anything is written: this rank was not there
+    publish(Kind::here, here_word_, next);
+    call_for(next);
+    hold(next, suspects, patience);
+    propose(next);
+    is_done = adopt(next);
+  }
+}
+
+/// Waits until nobody is missing or others have decided, for ranks that are suspected not as long.
+void Agreement::hold(std::uint32_t generation, const std::vector<bool>& suspects, const Patience& patience) {
+  const auto begin = Store::Clock::now();
+  std::vector<bool> expected = members_.live;
+  const auto all_here = [&] {
+    if (decided(generation)) return true;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      if (expected[static_cast<std::size_t>(rank)] && !came(rank, generation)) return false;
+    }
+    return true;
+  };
+  if (store_.wait(all_here, begin + patience.suspects)) return;
+  for (std::size_t rank = 0; rank < expected.size(); ++rank) expected[rank] = expected[rank] && !suspects[rank];
+  store_.wait(all_here, begin + patience.others);
+}
+
+/// Those who came, as this rank sees it now. A chunk is decided once, whoever's proposal it takes.
+void Agreement::propose(std::uint32_t generation) {
+  for (int chunk = 0; chunk < chunks(); ++chunk) {
+    std::uint64_t word = get(Kind::mask, chunk);
+    std::uint32_t bits = 0;
+    for (int bit = 0; bit < 32 && 32 * chunk + bit < ranks_; ++bit) {
+      if (generation_of(get(Kind::here, 32 * chunk + bit)) == generation) bits |= 1u << bit;
+    }
+    while (generation_of(word) < generation && !store_.compare_set({Kind::mask, chunk}, word, pack_word(generation, bits)))
+      continue;
+  }
+}
+
+/// Takes the mask over, and the step at which all go on: the earliest that any who stayed has finished. Nobody has left a step
+/// behind that another one had not finished, so this is the last that anybody left, or one that all have finished.
+/// False where somebody has gone to the next roll call already: nothing comes of this generation.
+bool Agreement::adopt(std::uint32_t generation) {
+  const Members now = masked();
+  bool in = now.live[static_cast<std::size_t>(rank_)];
+  for (int chunk = 0; chunk < chunks(); ++chunk) in = in && generation_of(get(Kind::mask, chunk)) == generation;
+  if (!in) throw lost();
+  members_ = now;
+  std::optional<std::uint32_t> earliest;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    if (!now.live[static_cast<std::size_t>(rank)]) continue;
+    const std::uint64_t word = get(Kind::here, rank);
+    if (generation_of(word) != generation) return false;
+    if (!is_late(word) && (!earliest || is_before(steps_of(word), *earliest))) earliest = steps_of(word);
+  }
+  finished_ = earliest.value_or(finished_);
+  late_ = false;
+  return true;
+}
+
+void Agreement::join(std::chrono::nanoseconds patience) {
+  const auto end = Store::Clock::now() + patience;
+  late_ = true;
+  for (;;) {
+    members_ = masked();
+    const std::uint32_t next = members_.generation + 1;
+    // Who has come to a roll call stays there: where the process before this one has, its word must not change any more.
+    const bool comes = generation_of(here_word_) < next;
+    if (comes) publish(Kind::here, here_word_, next);
+    call_for(next);
+    if (!store_.wait([&] { return masked().generation >= next; }, end))
+      throw FaultError({rank_, -1, "coming back", "roll call of generation", next, members_.generation});
+    const Members now = masked();
+    if (comes && now.generation == next && now.live[static_cast<std::size_t>(rank_)] && adopt(next)) return;
+  }
+}
+
+}  // namespace heddle

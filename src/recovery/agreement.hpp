@@ -1,0 +1,69 @@
+// How survivors agree on who is left: roll calls over the store of a group (docs/recovery.md). Every generation has one mask,
+// decided by compare-and-set; a rank is in it only if it came to that roll call.
+//
+// All that decides lies in the store. A rank may be stopped or die between any two accesses; the others need nothing of it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+#include "heddle/recovery.hpp"
+#include "heddle/store.hpp"
+
+namespace heddle {
+
+/// How long a roll call waits for a rank: for one that an error has named, and for any other.
+struct Patience {
+  std::chrono::nanoseconds suspects{};
+  std::chrono::nanoseconds others{};
+};
+
+class Agreement {
+ public:
+  /// A rank that enters together with all others, in generation 0.
+  Agreement(Store& store, int rank, int ranks);
+
+  const Members& members() const { return members_; }
+  std::uint32_t finished() const { return finished_; }  ///< steps
+
+  /// Has a roll call begun that this rank has not been to?
+  bool called() const;
+  /// Calls all ranks to the next one.
+  void call();
+
+  enum class Finish : std::uint8_t { all, called, late };
+  /// This rank has finished a step. Waits until all members have, somebody calls, or a deadline has passed.
+  Finish finish(std::chrono::nanoseconds deadline);
+  /// Members that have not finished the step that this rank has.
+  std::vector<bool> unfinished() const;
+
+  /// The roll call after this rank's generation: comes to it, waits for the others, decides or sees what was decided. Afterwards
+  /// finished() is what all members have finished: a step more or less than before is none that any of them has left behind.
+  /// Throws LostRankError where the others decided without this rank.
+  void settle(const std::vector<bool>& suspects, const Patience& patience);
+  /// For a rank that is not in: comes to the next roll call, whichever that is. Throws FaultError if nobody holds one.
+  void join(std::chrono::nanoseconds patience);
+
+ private:
+  std::uint64_t get(StoreKey::Kind kind, int index) const { return store_.get({kind, index}); }
+  int chunks() const { return (ranks_ + 31) / 32; }
+  void publish(StoreKey::Kind kind, std::uint64_t& last, std::uint32_t generation);
+  void call_for(std::uint32_t generation);
+  bool came(int rank, std::uint32_t generation) const;
+  bool decided(std::uint32_t generation) const;
+  void hold(std::uint32_t generation, const std::vector<bool>& suspects, const Patience& patience);
+  void propose(std::uint32_t generation);
+  bool adopt(std::uint32_t generation);
+  Members masked() const;
+  LostRankError lost() const;
+
+  Store& store_;
+  int rank_, ranks_;
+  Members members_;
+  std::uint32_t finished_ = 0;
+  bool late_ = false;                        ///< this rank does not know yet how many steps are finished
+  std::uint64_t here_word_, finished_word_;  ///< this rank's own, as it left them
+};
+
+}  // namespace heddle

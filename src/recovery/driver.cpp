@@ -1,0 +1,141 @@
+#include "recovery/driver.hpp"
+
+#include <fmt/format.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace heddle {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds(Clock::time_point from, Clock::time_point to) { return std::chrono::duration<double>(to - from).count(); }
+
+}  // namespace
+
+/// Why an attempt ended, and whom to suspect.
+struct RecoveryDriver::Trouble {
+  std::string reason;
+  std::vector<bool> suspects;
+};
+
+RecoveryDriver::RecoveryDriver(Group& group, const RecoveryOptions& options, Engine engine)
+    : group_(group), options_(options), engine_(std::move(engine)), agreement_(group.store(), group.rank(), group.ranks()) {}
+
+Patience RecoveryDriver::patience() const {
+  const std::chrono::nanoseconds others = options_.patience.value_or(std::chrono::milliseconds(0));
+  return {options_.grace, options_.patience ? others : 3 * group_.deadline()};
+}
+
+std::vector<bool> RecoveryDriver::suspects(int rank) const {
+  std::vector<bool> named(static_cast<std::size_t>(group_.ranks()), false);
+  if (rank >= 0 && rank < group_.ranks() && rank != group_.rank()) named[static_cast<std::size_t>(rank)] = true;
+  return named;
+}
+
+void RecoveryDriver::start(Entry entry) {
+  if (entry == Entry::late) return rejoin();
+  Interruption first;
+  engine_.rebuild(members(), first);
+  is_built_ = true;
+}
+
+void RecoveryDriver::rejoin() {
+  is_built_ = false;
+  agreement_.join(patience().others);
+  Interruption interruption;
+  interruption.reason = "this rank came back";
+  interruption.noticed = Clock::now();
+  interruption.step = steps();
+  Trouble trouble;
+  if (!rebuild(interruption, trouble)) return recover(std::move(trouble));
+  interruptions_.push_back(std::move(interruption));
+}
+
+/// Once through `body` to the end of the step; what went wrong with a rank, or nothing.
+std::optional<RecoveryDriver::Trouble> RecoveryDriver::attempt(const std::function<void()>& body) {
+  if (!is_built_) return Trouble{"what the mask needs had not been made", suspects(-1)};
+  if (agreement_.called()) return Trouble{"another rank called", suspects(-1)};
+  try {
+    body();
+  } catch (const FaultError& error) {
+    return Trouble{error.what(), suspects(error.fault().peer)};
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::fault) return Trouble{error.what(), suspects(-1)};
+    agreement_.call();  // the others shall not wait for this rank
+    engine_.interrupt();
+    throw;
+  } catch (...) {
+    agreement_.call();
+    engine_.interrupt();
+    throw;
+  }
+  switch (agreement_.finish(group_.deadline())) {
+    case Agreement::Finish::all:
+      return std::nullopt;
+    case Agreement::Finish::called:
+      return Trouble{"another rank called", suspects(-1)};
+    case Agreement::Finish::late:
+      break;
+  }
+  return Trouble{"a rank did not come to the end of the step", agreement_.unfinished()};
+}
+
+void RecoveryDriver::step(const std::function<void()>& body) {
+  const std::uint32_t before = steps();
+  for (;;) {
+    group_.answer_door();
+    const std::size_t recovered = interruptions_.size();
+    const auto begin = Clock::now();
+    std::optional<Trouble> trouble = attempt(body);
+    if (recovered > 0 && interruptions_.back().run_again && interruptions_.back().again == 0)
+      interruptions_.back().again = seconds(begin, Clock::now());
+    if (!trouble) return;
+    recover(std::move(*trouble));
+    Interruption& last = interruptions_.back();
+    last.lost = seconds(begin, last.noticed);
+    last.step = before;
+    if (steps() != before) return;  // it was done on all ranks
+    last.run_again = true;
+  }
+}
+
+/// Until a mask holds and everything is made for it.
+void RecoveryDriver::recover(Trouble trouble) {
+  Interruption interruption;
+  interruption.reason = trouble.reason;
+  interruption.noticed = Clock::now();
+  interruption.roll_calls = 0;
+  do {
+    is_built_ = false;
+    const auto begin = Clock::now();
+    agreement_.call();
+    engine_.interrupt();
+    agreement_.settle(trouble.suspects, patience());
+    interruption.agree += seconds(begin, Clock::now());
+    interruption.roll_calls += 1;
+  } while (!rebuild(interruption, trouble));
+  interruptions_.push_back(std::move(interruption));
+}
+
+/// False, and why, where a member was lost meanwhile.
+bool RecoveryDriver::rebuild(Interruption& interruption, Trouble& trouble) {
+  try {
+    engine_.rebuild(members(), interruption);
+  } catch (const FaultError& error) {
+    trouble = {error.what(), suspects(error.fault().peer)};
+    return false;
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::fault) throw;
+    trouble = {error.what(), suspects(-1)};
+    return false;
+  }
+  interruption.members = members();
+  is_built_ = true;
+  return true;
+}
+
+}  // namespace heddle
