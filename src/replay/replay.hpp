@@ -63,6 +63,7 @@ struct PlacementReplay {
   std::string name;  ///< contiguous, greedy
   int replicas = 0;
   std::vector<LayerSummary> layers;
+  std::vector<ReplicaMap> maps;  ///< a layer of `layers`
 
   double step_max_over_mean() const;   ///< mean over layers
   double worst_max_over_mean() const;  ///< of all layers and steps
