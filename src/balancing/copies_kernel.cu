@@ -7,8 +7,8 @@ namespace heddle {
 void launch_copies(const CopiesCall& call, cudaStream_t stream) {
   if (call.most_tokens == 0) return;
   void* arguments[] = {const_cast<CopiesCall*>(&call)};
-  cuda::check(cudaLaunchKernel(reinterpret_cast<const void*>(&copies_kernel::choose), dim3(1), dim3(copies_kernel::threads), arguments,
-                               0, stream),
+  cuda::check(cudaLaunchKernel(reinterpret_cast<const void*>(&copies_kernel::choose), dim3(1), dim3(copies_kernel::threads),
+                               arguments, 0, stream),
               "launch of the kernel that chooses copies of experts");
 }
 

@@ -1,5 +1,5 @@
-// Copies chosen by one CTA: warps count runs of pairs by expert, one warp levels the shares, warps number their pairs again. In a header,
-// so that the emulator can run it (tests/emulator_copies_test.cpp).
+// Copies chosen by one CTA: warps count runs of pairs by expert, one warp levels the shares, warps number their pairs again. In a
+// header, so that the emulator can run it (tests/emulator_copies_test.cpp).
 #pragma once
 
 #include "balancing/copies_kernel.hpp"
@@ -38,8 +38,8 @@ __device__ inline int expert_of(const CopiesCall& call, int pair) {
   return id;
 }
 
-/// visit(pair, expert, number, count, leads) for the pairs of this warp's run, in order, 32 at a time: number among them of the same
-/// expert, of which `count` are; one lane leads.
+/// visit(pair, expert, number, count, leads) for the pairs of this warp's run, in order, 32 at a time: number among them of the
+/// same expert, of which `count` are; one lane leads.
 template <class Visit>
 __device__ void for_run(const CopiesCall& call, int pairs, Visit visit) {
   const int steps = (pairs + threads - 1) / threads;
@@ -113,8 +113,7 @@ __device__ inline void level_rows(const CopiesCall& call, Shared& shared) {
 __device__ inline void take_turns(const CopiesCall& call, Shared& shared) {
   for (int expert = static_cast<int>(threadIdx.x); expert < call.table.experts; expert += threads) {
     const int first = call.table.begins[expert], count = call.table.begins[expert + 1] - first;
-    for (int i = 0; i < count; ++i)
-      shared.shares[first + i] = turns_of_copy(shared.totals[expert], i, count, call.source, expert);
+    for (int i = 0; i < count; ++i) shared.shares[first + i] = turns_of_copy(shared.totals[expert], i, count, call.source, expert);
   }
 }
 
@@ -155,7 +154,9 @@ __global__ inline void __launch_bounds__(threads) choose(const __grid_constant__
     __syncwarp();
     if (leads && expert >= 0) mine[expert] = before + count;
     if (expert == -3) return;
-    call.chosen[pair] = expert >= 0 ? copy_of(call.table, shared, expert, before + number) : expert == -1 ? -1 : call.table.physical;
+    call.chosen[pair] = expert >= 0    ? copy_of(call.table, shared, expert, before + number)
+                        : expert == -1 ? -1
+                                       : call.table.physical;
   });
 }
 

@@ -17,8 +17,8 @@ inline constexpr int most_balanced_ranks = 256;
 /// A ReplicaMap in device memory.
 struct CopiesTable {
   int experts = 0, physical = 0, ranks = 0;
-  const int* begins = nullptr;  ///< [experts + 1]
-  const int* copies = nullptr;  ///< [physical]: ids of copies, an expert's from begins[e] on
+  const int* begins = nullptr;    ///< [experts + 1]
+  const int* copies = nullptr;    ///< [physical]: ids of copies, an expert's from begins[e] on
   const int* ranks_of = nullptr;  ///< [physical]: where copies[i] lives
   const int* several = nullptr;   ///< [experts]: those with several copies in ascending id, first of all how many: [1 + experts]
 };
