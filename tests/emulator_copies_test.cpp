@@ -61,7 +61,8 @@ TEST(EmulatorCopies, AreTheHostsChoices) {
     call.counts = counted.data();
     choose_copies(map, call.rule, call.source, std::span(routing.ids).first(real), wanted, counts);
     emulator::launch({1, threads, static_cast<unsigned>(random())}, [&] { choose(call); });
-    for (std::size_t i = 0; i < chosen.size(); ++i) ASSERT_EQ(chosen[i], i < real ? wanted[i] : -7) << "pair " << i << ", round " << round;
+    for (std::size_t i = 0; i < chosen.size(); ++i)
+      ASSERT_EQ(chosen[i], i < real ? wanted[i] : -7) << "pair " << i << ", round " << round;
     for (std::size_t e = 0; e < counts.size(); ++e) EXPECT_EQ(counted[e], static_cast<unsigned long long>(counts[e]) + 5);
   }
 }

@@ -76,7 +76,7 @@ DeviceMega::DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const Exchan
 void DeviceMega::load_weights(std::span<const LayerWeights> weights) {
   const auto load = [&](std::span<const ExpertWeights> experts, int intermediate) {
     auto on_gpu = std::make_shared<sm90::DeviceWeights>(experts, weights.front().shape.hidden, intermediate,
-                                                              sm90::DeviceWeightsOptions{device(), {}, false});
+                                                        sm90::DeviceWeightsOptions{device(), {}, false});
     loaded_bytes_ += on_gpu->report().device_bytes;
     return on_gpu;
   };
