@@ -69,6 +69,36 @@ TEST(BalancingLayer, SwitchesInTheMiddleOfCalls) {
     expect_switches(seed + i, host_routes[(seed + i) % std::size(host_routes)], (seed + i) % 4 == 0);
 }
 
+/// Changes one after the other, in which some ranks have nothing to copy and are ready at once: they are ahead of the others.
+TEST(BalancingLayer, ChangesFollowEachOther) {
+  BalancedCase b;
+  b.c.layer.shape = {64, 64, 8, 1, {}};
+  b.c.placement = Placement::contiguous(8, 4);
+  b.c.options.cap = 1;
+  b.c.options.way = Way::low_latency;
+  b.c.tokens = {1, 1, 1, 1};
+  b.first = ReplicaMap::from_ranks({{0, 1}, {2, 3}, {4, 5}, {6, 7}}, 8);
+  const ReplicaMap other = ReplicaMap::from_ranks({{0, 1}, {2, 3}, {6, 5}, {4, 7}}, 8);
+  SyntheticLayer layer(b.c.layer);
+  const LayerSource source = source_of(layer, b.c);
+  const Tokens tokens = draw_tokens(b.c, announced_seed());
+  const std::vector<bf16> wanted = run_layer(source, b.c, tokens).outputs;
+  const int calls = rounds(4000);
+  std::vector<std::vector<int>> switches(4);
+  run_ranks(4, {std::chrono::seconds(60)}, [&](Group& group) {
+    OneBalanced one(group, source, b, {});
+    for (int call = 0; call < calls; ++call) {
+      if (!one.layer->is_moving()) one.layer->move_to(one.layer->map() == b.first ? other : b.first);
+      const std::vector<bf16> out = one.call(b.c, tokens);
+      ASSERT_EQ(different_bits(out, part_of(b.c, wanted, group.rank())), 0u) << "call " << call;
+      switches[static_cast<std::size_t>(group.rank())].push_back(static_cast<int>(one.layer->report().switches));
+    }
+    one.close();
+  });
+  EXPECT_GE(switches[0].back(), calls / 3);
+  for (const auto& each : switches) EXPECT_EQ(each, switches.front()) << "ranks switch in the same calls";
+}
+
 /// Loads that move: looks find it, and the layer follows without being told.
 TEST(BalancingLayer, FollowsTheLoad) {
   const std::uint64_t seed = announced_seed();
