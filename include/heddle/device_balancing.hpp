@@ -18,9 +18,9 @@ namespace heddle {
 /// Captured calls follow later updates: placements change between replays of a graph.
 class DeviceCopies {
  public:
-  /// Ranks [first_rank, first_rank + local_ranks) on CUDA's `device`, at most `cap` tokens each. One source: all tokens are source
-  /// 0's (tensor-parallel attention, where every rank brings all). Takes all memory. Throws InputError for more than 512 experts,
-  /// 1,024 copies or 256 ranks.
+  /// Ranks [first_rank, first_rank + local_ranks) on CUDA's `device`, at most `cap` tokens each in a call, all passes of it
+  /// together. One source: all tokens are source 0's (tensor-parallel attention, where every rank brings all). Takes all memory.
+  /// Throws InputError for more than 512 experts, 1,024 copies or 256 ranks.
   DeviceCopies(int device, int first_rank, int local_ranks, const ReplicaMap& map, CopyRule rule, int topk, int cap,
                bool one_source = false);
   ~DeviceCopies();

@@ -13,8 +13,8 @@ constexpr int levelling_rounds = 2;
 /// Places of `rank` behind `source`, going round.
 HEDDLE_HOST_DEVICE constexpr int places_behind(int rank, int source, int ranks) { return (rank + ranks - source % ranks) % ranks; }
 
-/// Where rows dealt one by one to the lowest of some levels end up. A level is reached if filling all lower ones up to it takes no
-/// more rows than there are: `fill` of it.
+/// Where rows dealt one by one, each to the lowest of some levels, end up. Only levels that are reached get any: those that there
+/// are enough rows for to fill all lower ones up to them.
 struct Dealt {
   std::int64_t rows = 0;     ///< and the levels that they reach, together
   std::int64_t reached = 0;  ///< how many levels
