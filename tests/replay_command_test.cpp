@@ -82,6 +82,30 @@ TEST_F(ReplayCommand, MeasuredTimesAreLabelledAsTheHostEngines) {
   }
 }
 
+/// What is predicted of copies is what runs: the same rows on every rank, by every way.
+TEST_F(ReplayCommand, RowsUnderReplicasAreThoseThatRun) {
+  for (const char* copies : {"levelled", "turns"}) {
+    const auto json = replayed(law + " --ranks 8" + small_layer +
+                               " --experts 64 --tokens 200 --layers 1,3 --replicas 32 --measure --calls 1 --copies " + copies);
+    EXPECT_EQ(json.at("copies"), copies);
+    const auto& predicted = json.at("placements");
+    const auto& measured = json.at("measured");
+    EXPECT_EQ(measured.at("with_replicas").at("replicas"), 32);
+    for (const auto& [way, times] : measured.at("with_replicas").at("ways").items())
+      EXPECT_NEAR(times.at("step_max_over_mean"), predicted.at(2).at("step_max_over_mean").get<double>(), 1e-9) << way;
+    for (const auto& [way, times] : measured.at("ways").items())
+      EXPECT_NEAR(times.at("step_max_over_mean"), predicted.at(0).at("step_max_over_mean").get<double>(), 1e-9) << way;
+    EXPECT_EQ(measured.at("ways").size(), 6u);
+    EXPECT_LT(predicted.at(2).at("step_max_over_mean").get<double>(), predicted.at(0).at("step_max_over_mean").get<double>());
+  }
+}
+
+TEST_F(ReplayCommand, CopiesStayOnNodes) {
+  const auto json = replayed(law + " --ranks 8 --tokens 200 --replicas 16 --nodes 2 --groups 8");
+  EXPECT_EQ(json.at("nodes"), 2);
+  EXPECT_LT(json.at("placements").at(2).at("step_max_over_mean").get<double>(), 1.3);
+}
+
 TEST_F(ReplayCommand, ABatchOfOursAndItsHiddenStates) {
   expect_done("verify" + small_layer + " --ranks 2 --tokens 24 --way normal --save-inputs " + file("saved") + " >/dev/null");
   const auto json = replayed(file("saved/batch.safetensors") + " --ranks 2" + small_layer + " --measure --calls 1 --way normal");
@@ -124,8 +148,12 @@ TEST_F(ReplayCommand, WhatIsRefused) {
   for (const char* of_a_layer : {"--weights bf16", "--wire fp8", "--combine-wire fp8", "--machine b300"})
     expect_error(2, "replay " + law + " --ranks 2 " + of_a_layer, std::string(of_a_layer, 5));
   expect_error(2, "replay " + law + " --ranks 2 --way nonsense", "nonsense");
-  expect_error(2, "replay " + law + " --ranks 2 --replicas 65", "65 replicas");
+  expect_error(2, "replay " + law + " --ranks 2 --replicas 65", "65 more copies");
   expect_error(2, "replay " + law + " --ranks 2 --topk 4", "6 choices");
+  expect_error(2, "replay " + law + " --ranks 4 --nodes 3", "--nodes 3");
+  expect_error(2, "replay " + law + " --ranks 4 --nodes 2 --groups 3", "64 experts in 3 groups");
+  expect_error(2, "replay " + law + " --ranks 4 --copies random", "levelled, turns");
+  expect_error(2, "replay " + law + " --ranks 4" + small_layer + " --experts 64 --measure --replicas 3", "4 are");
   expect_error(2, "replay " + law + " --ranks 2 --measure", "--preset");
   expect_error(2, "replay " + law + " --ranks 2 --engine cuda", "--measure");
   expect_error(2, "replay " + law + " --ranks 2" + small_layer + " --experts 64 --measure --engine tpu", "tpu");

@@ -17,8 +17,8 @@ const std::string data = std::string(HEDDLE_TEST_DATA) + "/routing/";
 std::size_t index(int value) { return static_cast<std::size_t>(value); }
 
 /// Sums over the rows, from the ids alone: sets of (token, rank), and the home of a token by the rule in words.
-void expect_rows(const Routing& routing, const Placed& placed, const StepRows& step) {
-  const int ranks = placed.ranks();
+void expect_rows(const Routing& routing, const ReplicaMap& map, const StepRows& step) {
+  const int ranks = map.ranks();
   std::vector<int> home;
   for (int rank = 0; rank < ranks; ++rank)
     home.insert(home.end(), index(routing.tokens / ranks + (rank < routing.tokens % ranks ? 1 : 0)), rank);
@@ -30,14 +30,16 @@ void expect_rows(const Routing& routing, const Placed& placed, const StepRows& s
     ++rows[index(to)].received_remote;
     ++rows[index(from)].sent_remote;
   };
+  const Routing chosen = choose_copies(map, CopyRule::levelled, routing, homes_of(routing.tokens, ranks));
   for (int token = 0; token < routing.tokens; ++token) {
     for (int choice = 0; choice < routing.topk; ++choice) {
-      const int expert = routing.ids[index(token * routing.topk + choice)];
-      if (expert < 0) continue;
-      const int rank = placed.rank_of(expert, token);
+      const int copy = chosen.ids[index(token * routing.topk + choice)];
+      if (copy < 0) continue;
+      EXPECT_EQ(map.logical_of(copy), routing.ids[index(token * routing.topk + choice)]);
+      const int rank = map.placement().rank_of(copy);
       add(pairs, home[index(token)], rank);
       needed.insert({token, rank});
-      touched.insert({rank, expert});
+      touched.insert({rank, copy});
     }
   }
   for (const auto& [token, rank] : needed) add(copies, home[index(token)], rank);
@@ -62,21 +64,21 @@ TEST(ReplayRows, AgreeWithACountingBySets) {
     const Routing routing =
         draw_routing(zipf_popularity(experts, 0.7, random()),
                      {static_cast<int>(random() % 50), 1 + static_cast<int>(random() % 4), random(), 0.1, 1.0f});
-    const Placed contiguous{Placement::contiguous(experts, ranks)};
-    expect_rows(routing, contiguous, count_rows(routing, contiguous));
+    const ReplicaMap contiguous = ReplicaMap::single(Placement::contiguous(experts, ranks));
+    expect_rows(routing, contiguous, count_rows(routing, contiguous, CopyRule::levelled));
     std::vector<double> loads(index(experts));
     for (double& load : loads) load = static_cast<double>(random() % 9);
-    const Placed greedy = place_greedily(loads, ranks, ranks > 1 ? static_cast<int>(random() % 4) : 0);
-    expect_rows(routing, greedy, count_rows(routing, greedy));
+    const ReplicaMap greedy = balance_experts(loads, {ranks, ranks > 1 ? static_cast<int>(random() % 4) : 0, 1, {}});
+    expect_rows(routing, greedy, count_rows(routing, greedy, CopyRule::levelled));
   }
 }
 
 TEST(ReplayRows, CountsAloneGiveTheSamePairs) {
   const Routing routing = Recording::open(data + "esft_law.ids.npy").take(1, 0, 400);
-  const Placed placed{Placement::contiguous(64, 8)};
+  const ReplicaMap placed = ReplicaMap::single(Placement::contiguous(64, 8));
   std::vector<std::int64_t> counts(64, 0);
   for (const std::int32_t id : routing.ids) ++counts[index(id)];
-  const StepRows from_ids = count_rows(routing, placed), from_counts = count_rows(counts, 6, placed);
+  const StepRows from_ids = count_rows(routing, placed, CopyRule::levelled), from_counts = count_rows(counts, 6, placed);
   EXPECT_FALSE(from_counts.has_copies);
   EXPECT_EQ(from_counts.tokens, 400);
   for (std::size_t rank = 0; rank < 8; ++rank) {
@@ -85,7 +87,7 @@ TEST(ReplayRows, CountsAloneGiveTheSamePairs) {
   }
   EXPECT_FALSE(work_of(Way::normal, from_counts, 0)) << "copies are not known";
   EXPECT_TRUE(work_of(Way::mega, from_counts, 0));
-  const Placed twice({{0, 1}, {1}}, 2);  // five rows of two copies: three and two
+  const ReplicaMap twice = ReplicaMap::from_ranks({{0}, {0, 1}}, 2);  // five rows of two copies: three and two
   const StepRows divided = count_rows(std::vector<std::int64_t>{5, 4}, 1, twice);
   EXPECT_EQ(divided.ranks[0].pairs.received, 3);
   EXPECT_EQ(divided.ranks[1].pairs.received, 6);
@@ -93,7 +95,7 @@ TEST(ReplayRows, CountsAloneGiveTheSamePairs) {
 
 TEST(ReplayRows, TheExampleOfTheWaysPages) {  // docs/ways/README.md: tokens a, b, c
   const Routing routing{3, 2, {0, 2, 2, 3, 0, 1}, std::vector<float>(6, 0.5f)};
-  const StepRows step = count_rows(routing, Placed(Placement::contiguous(4, 2)));
+  const StepRows step = count_rows(routing, ReplicaMap::single(Placement::contiguous(4, 2)), CopyRule::turns);
   const auto rows = [&](Way way) { return std::pair{work_of(way, step, 0)->rows, work_of(way, step, 1)->rows}; };
   EXPECT_EQ(rows(Way::gather), (std::pair{3.0, 3.0}));
   for (const Way way : {Way::normal, Way::elastic, Way::one_sided}) EXPECT_EQ(rows(way), (std::pair{2.0, 2.0})) << name(way);
@@ -125,7 +127,7 @@ TEST(ReplayTimes, EvenWorkIsTheUniformRoutersTime) {
 TEST(ReplayTimes, TheSlowestRankCounts) {
   // Everything on rank 1: it receives all pairs, and the others send theirs.
   const Routing routing = draw_routing(hot_rank_popularity(Placement::contiguous(16, 4), 1), {400, 2, 5, 0.0, 1.0f});
-  const StepRows step = count_rows(routing, Placed(Placement::contiguous(16, 4)));
+  const StepRows step = count_rows(routing, ReplicaMap::single(Placement::contiguous(16, 4)), CopyRule::turns);
   const RankWork work = *work_of(Way::low_latency, step, 1);
   EXPECT_EQ(work.pairs, 800);
   EXPECT_EQ(work.link_rows, 600);

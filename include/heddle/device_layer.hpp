@@ -82,6 +82,12 @@ class DeviceLayer {
   /// With DeviceLayerOptions::timed, of the last call, which must have run and not have been captured.
   DeviceLayerSeconds seconds() const;
 
+  /// Puts other weights in the place of expert number `local` of a local rank, in place: calls behind this one on the stream use
+  /// them, captured ones too; those on other streams must not be running. `weights` are read here and not needed later. Waits for
+  /// the stream, not in graph capture. Throws InputError for what there is not and what does not fit, and for mxfp4 weights that
+  /// want step exponents where none were loaded.
+  void update_expert(int local_rank, int local, const ExpertWeights& weights, DeviceStream stream);
+
   Way way() const;     ///< of the last call; before any the first candidate's
   int passes() const;  ///< of the last call
   /// The way that a call of this step goes, and why. Changes nothing, and may be called while kernels run.

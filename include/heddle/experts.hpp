@@ -126,6 +126,8 @@ class HostExperts {
   int hidden() const;
   int intermediate() const;
   const ExpertOptions& options() const;
+  /// Puts other weights in an expert's place, between calls. Throws InputError as the constructor, then nothing has changed.
+  void update(int expert, const ExpertWeights& weights);
 
   // In all runners: rows of bf16 are quantised here if the activation is fp8; rows of fp8 with bf16
   // activations are an InputError. With weight_at = combine row weights are left to who sums.

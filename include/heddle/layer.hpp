@@ -216,6 +216,10 @@ class MoeLayer {
   /// The way that a call of this step goes, and why: times of the candidates and who says so. Changes nothing and sends nothing.
   WayChoice explain(const Step& step) const;
 
+  /// Puts other weights in the place of this rank's expert number `local`, between calls; views, as in LayerWeights. Throws
+  /// InputError for a place that there is not, sizes that do not fit, and with LayerOptions::expert_slices.
+  void update_expert(int local, const ExpertWeights& weights);
+
  private:
   std::unique_ptr<LayerBodies> bodies_;
 };

@@ -35,6 +35,12 @@ void check_options(int hidden, int intermediate, const ExpertOptions& options) {
   }
 }
 
+void check_expert(const ExpertWeights& weights, std::size_t expert, int hidden, int intermediate) {
+  check_weights(weights.gate, intermediate, hidden, fmt::format("local expert {}, gate", expert));
+  check_weights(weights.up, intermediate, hidden, fmt::format("local expert {}, up", expert));
+  check_weights(weights.down, hidden, intermediate, fmt::format("local expert {}, down", expert));
+}
+
 void check_counts(const ExpertSet& set, const char* runner, const char* what, std::span<const int> counts, int most) {
   if (counts.size() != set.experts.size()) {
     throw InputError(fmt::format("{} runner: {} has {} entries, but there are {} local experts", runner, what, counts.size(),
@@ -149,11 +155,7 @@ struct HostExperts::Impl : ExpertSet {
 HostExperts::HostExperts(std::vector<ExpertWeights> experts, int hidden, int intermediate, const ExpertOptions& options)
     : impl_(std::make_unique<Impl>()) {
   check_options(hidden, intermediate, options);
-  for (std::size_t expert = 0; expert < experts.size(); ++expert) {
-    check_weights(experts[expert].gate, intermediate, hidden, fmt::format("local expert {}, gate", expert));
-    check_weights(experts[expert].up, intermediate, hidden, fmt::format("local expert {}, up", expert));
-    check_weights(experts[expert].down, hidden, intermediate, fmt::format("local expert {}, down", expert));
-  }
+  for (std::size_t expert = 0; expert < experts.size(); ++expert) check_expert(experts[expert], expert, hidden, intermediate);
   use_one_blas_thread();
   impl_->experts = std::move(experts);
   impl_->hidden = hidden;
@@ -169,6 +171,13 @@ int HostExperts::count() const { return static_cast<int>(impl_->experts.size());
 int HostExperts::hidden() const { return impl_->hidden; }
 int HostExperts::intermediate() const { return impl_->intermediate; }
 const ExpertOptions& HostExperts::options() const { return impl_->options; }
+
+void HostExperts::update(int expert, const ExpertWeights& weights) {
+  if (expert < 0 || expert >= count())
+    throw InputError(fmt::format("weights of local expert {}; there are {} here", expert, count()));
+  check_expert(weights, size(expert), hidden(), intermediate());
+  impl_->experts[size(expert)] = weights;
+}
 
 void HostExperts::contiguous(const RowView& rows, std::span<const int> row_begin, std::span<const int> row_count,
                              const float* row_weights, ResultRows out, ExpertReport* report) const {

@@ -88,6 +88,10 @@ void LayerBodies::forward(int tokens, const bf16* hidden, const Step& step, bf16
   forward(input, step, out);
 }
 
+void LayerBodies::update_expert(int local, const ExpertWeights& weights) {
+  for (const auto& body : bodies_) body->update_expert(local, weights);
+}
+
 WayChoice LayerBodies::explain(const Step& step) const {
   return chooser_.explain(Passes::of(options_, ranks_, step).step(0, step));
 }

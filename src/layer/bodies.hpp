@@ -22,6 +22,7 @@ class LayerBodies {
   const Routing& routing() const { return routing_; }
   const LayerReport& report() const { return report_; }
   WayChoice explain(const Step& step) const;
+  void update_expert(int local, const ExpertWeights& weights);
 
  private:
   LayerShape shape_;

@@ -27,6 +27,15 @@ const float* LayerBody::gate_shared(const LayerInput& own) {
   return shared_factors_.data();
 }
 
+void LayerBody::update_expert(int local, const ExpertWeights& weights) {
+  if (options_.expert_slices)
+    throw InputError("a layer of expert slices keeps copies of its slices; make it anew for other weights");
+  const auto own = static_cast<int>(weights_.placement.experts_of(rank_).size());
+  if (local < 0 || local >= own) throw InputError(fmt::format("weights of local expert {}; rank {} has {}", local, rank_, own));
+  experts().update(local, weights);
+  weights_.experts[static_cast<std::size_t>(local)] = weights;
+}
+
 void LayerBody::check_outputs(const LayerInput& input, const bf16* out) const {
   if (input.tokens <= 0 || out != nullptr) return;
   refuse_(static_cast<std::uint64_t>(input.tokens), 0);

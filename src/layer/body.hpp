@@ -38,10 +38,13 @@ class LayerBody {
   void check_whole(const LayerInput& input, const Step& step, const bf16* out) const;
   const LayerReport& report() const { return report_; }
   Way way() const { return options_.way; }
+  /// As MoeLayer's.
+  void update_expert(int local, const ExpertWeights& weights);
 
  protected:
   /// One call on this rank's own tokens, to where `output` says.
   virtual void run(const LayerInput& own, const Step& step, CombineOutput output) = 0;
+  virtual HostExperts& experts() = 0;
 
   std::size_t hidden() const { return static_cast<std::size_t>(weights_.shape.hidden); }
   ExpertOptions arithmetic() const;

@@ -35,6 +35,7 @@ class Chain final : public LayerBody {
 
  private:
   void run(const LayerInput& own, const Step& step, CombineOutput output) override;
+  HostExperts& experts() override { return experts_; }
 
   bool fused() const { return weights_.shared && options_.shared == SharedMode::fused; }
 

@@ -59,6 +59,10 @@ class DeviceBody {
   /// Does the shared expert run on the second stream?
   bool wants_shared() const { return wants_shared_; }
   Chain chain() const;
+  /// Of a fused layer that has loaded its weights itself.
+  void update_expert(int local_rank, int local, const ExpertWeights& weights, DeviceStream stream) {
+    fused_->update_expert(local_rank, local, weights, stream);
+  }
   std::size_t weight_bytes() const { return fused_ != nullptr ? fused_->weight_bytes() : 0; }
 
  private:

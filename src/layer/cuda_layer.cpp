@@ -281,6 +281,14 @@ DeviceLayerSeconds DeviceLayer::seconds() const {
   return seconds;
 }
 
+void DeviceLayer::update_expert(int local_rank, int local, const ExpertWeights& weights, DeviceStream stream) {
+  LayerParts& parts = impl_->parts;
+  if (local_rank < 0 || local_rank >= parts.local_ranks())
+    throw InputError(fmt::format("weights of local rank {}; GPU {} has {}", local_rank, parts.device(), parts.local_ranks()));
+  if (parts.experts.empty()) return impl_->bodies.front()->update_expert(local_rank, local, weights, stream);
+  parts.experts[static_cast<std::size_t>(local_rank)].update(local, weights, stream);  // the fused layer has the same ones
+}
+
 Way DeviceLayer::way() const { return impl_->now->settings().way; }
 int DeviceLayer::passes() const { return impl_->passes.count; }
 WayChoice DeviceLayer::explain(const Step& step) const {

@@ -29,6 +29,7 @@ class RankExperts {
   /// expected_rows: as DeviceExperts'.
   const bf16* run(const Arrived& arrived, bf16* in_place, int expected_rows, DeviceStream stream);
   void throw_if_failed() { experts_.throw_if_failed(); }
+  void update(int expert, const ExpertWeights& weights, DeviceStream stream) { experts_.update(expert, weights, stream); }
   std::shared_ptr<const sm90::DeviceWeights> weights() const { return experts_.weights(); }
   std::size_t weight_bytes() const { return experts_.report().device_bytes; }
   std::size_t buffer_bytes() const;

@@ -41,6 +41,8 @@ class Fused final : public LayerBody {
     note(mega_->report());
   }
 
+  HostExperts& experts() override { return experts_; }
+
   void note(const MegaReport& done) {
     report_.layout = exchange_options_.arrived;
     report_.dispatch = phase_of(done.dispatch_seconds, done.fetched);

@@ -43,6 +43,7 @@ void MoeLayer::forward(const LayerInput& input, const Step& step, bf16* out) { b
 void MoeLayer::forward(int tokens, const bf16* hidden, const Step& step, bf16* out) { bodies_->forward(tokens, hidden, step, out); }
 const Routing& MoeLayer::routing() const { return bodies_->routing(); }
 const LayerReport& MoeLayer::report() const { return bodies_->report(); }
+void MoeLayer::update_expert(int local, const ExpertWeights& weights) { bodies_->update_expert(local, weights); }
 WayChoice MoeLayer::explain(const Step& step) const { return bodies_->explain(step); }
 
 ExchangeMemory layer_memory(const LayerWeights& weights, const LayerOptions& options) {

@@ -84,13 +84,15 @@ class LayerReplay {
 /// `from`: the steps whose loads a greedy placement knows; empty: the contiguous one.
 PlacementReplay replay_placement(const Source& source, const ReplayOptions& options, std::span<const int> steps,
                                  std::span<const int> from, int replicas) {
-  PlacementReplay result{from.empty() ? "contiguous" : "greedy", replicas, {}};
+  PlacementReplay result{from.empty() ? "contiguous" : "greedy", replicas, {}, {}};
   for (const int layer : options.layers) {
-    const Placed placed = from.empty() ? Placed(Placement::contiguous(source.experts, options.ranks))
-                                       : place_greedily(loads_of(source, layer, from), options.ranks, replicas);
+    const ReplicaMap map =
+        from.empty() ? ReplicaMap::single(Placement::contiguous(source.experts, options.ranks))
+                     : balance_experts(loads_of(source, layer, from), {options.ranks, replicas, options.nodes, options.groups});
     LayerReplay one(source, options, layer);
-    for (const int step : steps) one.add_step(source.rows(layer, step, placed));
+    for (const int step : steps) one.add_step(source.rows(layer, step, map, options.rule));
     result.layers.push_back(one.finish(loads_of(source, layer, steps)));
+    result.maps.push_back(map);
   }
   return result;
 }

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "heddle/balancing.hpp"
 #include "heddle/plan.hpp"
-#include "replay/placed.hpp"
 #include "replay/rows.hpp"
 #include "routing/recorded_file.hpp"
 
@@ -23,7 +23,7 @@ struct Source {
   int topk = 0;    ///< 0: not known
   int tokens = 0;  ///< of a step, over all ranks; 0: not the same in all steps
   bool has_copies = true;
-  std::function<StepRows(int layer, int step, const Placed& placed)> rows;
+  std::function<StepRows(int layer, int step, const ReplicaMap& map, CopyRule rule)> rows;
   std::function<std::vector<double>(int layer, int step)> loads;  ///< [experts]
 };
 
@@ -63,6 +63,7 @@ struct PlacementReplay {
   std::string name;  ///< contiguous, greedy
   int replicas = 0;
   std::vector<LayerSummary> layers;
+  std::vector<ReplicaMap> maps;  ///< a layer of `layers`
 
   double step_max_over_mean() const;   ///< mean over layers
   double worst_max_over_mean() const;  ///< of all layers and steps
@@ -76,6 +77,9 @@ struct ReplayOptions {
   std::vector<int> layers;             ///< of the recording
   std::vector<Way> ways;               ///< to predict
   std::optional<PlanRequest> request;  ///< the layer and machine to predict for; empty: no times
+  int nodes = 1;                       ///< as BalanceOptions, of the greedy placements
+  std::optional<int> groups = {};      ///< likewise
+  CopyRule rule = CopyRule::levelled;  ///< where there are replicas; of counts alone copies share evenly
 };
 
 struct ReplayResult {

@@ -12,20 +12,6 @@ namespace {
 
 std::size_t index(int value) { return static_cast<std::size_t>(value); }
 
-/// The rank where a token lives.
-class Homes {
- public:
-  Homes(int tokens, int ranks) : each_(tokens / ranks), more_(tokens % ranks) {}
-  int of(int token) const {
-    const int long_part = more_ * (each_ + 1);
-    return token < long_part ? token / (each_ + 1) : more_ + (token - long_part) / each_;
-  }
-  int tokens_of(int rank) const { return each_ + (rank < more_ ? 1 : 0); }
-
- private:
-  int each_, more_;
-};
-
 void add_row(StepRows& step, Rows RankRows::*kind, int from, int to) {
   Rows& there = step.ranks[index(to)].*kind;
   ++there.received;
@@ -36,41 +22,49 @@ void add_row(StepRows& step, Rows RankRows::*kind, int from, int to) {
 
 }  // namespace
 
-StepRows count_rows(const Routing& routing, const Placed& placed) {
-  check_choices(routing.ids, routing.tokens, routing.topk, placed.experts());
-  const int ranks = placed.ranks();
-  const Homes homes(routing.tokens, ranks);
+std::vector<int> homes_of(int tokens, int ranks) {
+  std::vector<int> homes(index(ranks), tokens / ranks);
+  for (int rank = 0; rank < tokens % ranks; ++rank) ++homes[index(rank)];
+  return homes;
+}
+
+StepRows count_rows(const Routing& routing, const ReplicaMap& map, CopyRule rule) {
+  check_choices(routing.ids, routing.tokens, routing.topk, map.experts());
+  const int ranks = map.ranks();
+  const std::vector<int> homes = homes_of(routing.tokens, ranks);
+  const Routing physical = choose_copies(map, rule, routing, homes);
   StepRows step{routing.tokens, true, std::vector<RankRows>(index(ranks))};
-  for (int rank = 0; rank < ranks; ++rank) step.ranks[index(rank)].tokens = homes.tokens_of(rank);
   std::vector<int> last_token(index(ranks), -1);
-  std::vector<char> touched(index(placed.experts()) * index(ranks), 0);
-  for (int token = 0; token < routing.tokens; ++token) {
-    const int home = homes.of(token);
-    for (int choice = 0; choice < routing.topk; ++choice) {
-      const int expert = routing.ids[index(token) * index(routing.topk) + index(choice)];
-      if (expert < 0) continue;
-      const int rank = placed.rank_of(expert, token);
-      add_row(step, &RankRows::pairs, home, rank);
-      if (std::exchange(last_token[index(rank)], token) != token) add_row(step, &RankRows::copies, home, rank);
-      if (std::exchange(touched[index(expert) * index(ranks) + index(rank)], 1) == 0) ++step.ranks[index(rank)].touched;
+  std::vector<char> touched(index(map.physical()), 0);
+  for (int home = 0, token = 0; home < ranks; ++home) {
+    step.ranks[index(home)].tokens = homes[index(home)];
+    for (const int end = token + homes[index(home)]; token < end; ++token) {
+      for (int choice = 0; choice < routing.topk; ++choice) {
+        const int id = physical.ids[index(token) * index(routing.topk) + index(choice)];
+        if (id < 0) continue;
+        const int rank = map.placement().rank_of(id);
+        add_row(step, &RankRows::pairs, home, rank);
+        if (std::exchange(last_token[index(rank)], token) != token) add_row(step, &RankRows::copies, home, rank);
+        if (std::exchange(touched[index(id)], 1) == 0) ++step.ranks[index(rank)].touched;
+      }
     }
   }
   return step;
 }
 
-StepRows count_rows(std::span<const std::int64_t> counts, int topk, const Placed& placed) {
-  const auto ranks = static_cast<std::int64_t>(placed.ranks());
+StepRows count_rows(std::span<const std::int64_t> counts, int topk, const ReplicaMap& map) {
+  const auto ranks = static_cast<std::int64_t>(map.ranks());
   StepRows step;
   step.has_copies = false;
-  step.ranks.resize(index(placed.ranks()));
+  step.ranks.resize(index(map.ranks()));
   const std::int64_t pairs = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
   step.tokens = topk > 0 ? pairs / topk : 0;
   for (std::size_t expert = 0; expert < counts.size(); ++expert) {
-    const std::vector<int>& holders = placed.ranks_of(static_cast<int>(expert));
-    const auto copies = static_cast<std::int64_t>(holders.size());
-    for (std::int64_t copy = 0; copy < copies; ++copy) {
-      const std::int64_t rows = counts[expert] / copies + (copy < counts[expert] % copies ? 1 : 0);
-      RankRows& rank = step.ranks[index(holders[static_cast<std::size_t>(copy)])];
+    const auto copies = map.copies_of(static_cast<int>(expert));
+    const auto count = static_cast<std::int64_t>(copies.size());
+    for (std::int64_t copy = 0; copy < count; ++copy) {
+      const std::int64_t rows = counts[expert] / count + (copy < counts[expert] % count ? 1 : 0);
+      RankRows& rank = step.ranks[index(map.placement().rank_of(copies[static_cast<std::size_t>(copy)]))];
       rank.pairs.received += rows;
       rank.touched += rows > 0 ? 1 : 0;
     }
@@ -112,11 +106,6 @@ std::optional<TimeEstimate> slowest(Way way, const PlanRequest& request, const S
     if (!most || time->total > most->total) most = time;
   }
   return most;
-}
-
-double max_over_mean(std::span<const double> values) {
-  const double sum = std::accumulate(values.begin(), values.end(), 0.0);
-  return sum == 0.0 ? 0.0 : std::ranges::max(values) * static_cast<double>(values.size()) / sum;
 }
 
 }  // namespace heddle::replay

@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
+#include "heddle/balancing.hpp"
 #include "heddle/plan.hpp"
-#include "replay/placed.hpp"
 
 namespace heddle::replay {
 
@@ -31,18 +31,18 @@ struct StepRows {
   std::vector<RankRows> ranks;
 };
 
-/// Tokens live on ranks in order, split evenly; the first ranks take the remainder. Throws InputError as check_choices does.
-StepRows count_rows(const Routing& routing, const Placed& placed);
+/// How many tokens live on each rank: they do in order, split evenly, and the first ranks take the remainder.
+std::vector<int> homes_of(int tokens, int ranks);
+
+/// Tokens live as homes_of says, and pairs take copies as choose_copies says. Throws InputError as check_choices does.
+StepRows count_rows(const Routing& routing, const ReplicaMap& map, CopyRule rule);
 /// From selections of each expert. Copies of an expert share its load evenly, the first ones taking the remainder.
-StepRows count_rows(std::span<const std::int64_t> counts, int topk, const Placed& placed);
+StepRows count_rows(std::span<const std::int64_t> counts, int topk, const ReplicaMap& map);
 
 /// A rank's work by a way; empty where the way's rows are not known.
 std::optional<RankWork> work_of(Way way, const StepRows& step, int rank);
 
 /// The model's time of the slowest rank.
 std::optional<TimeEstimate> slowest(Way way, const PlanRequest& request, const StepRows& step);
-
-/// The greatest over the mean: 1 where all are equal, 0 where all are 0.
-double max_over_mean(std::span<const double> values);
 
 }  // namespace heddle::replay

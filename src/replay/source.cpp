@@ -46,8 +46,8 @@ Source source_of(const Recording& recording, const Cut& cut) {
   source.experts = cut.experts;
   source.topk = recording.topk();
   source.tokens = tokens;
-  source.rows = [&recording, cut, tokens](int layer, int step, const Placed& placed) {
-    return count_rows(take_step(recording, cut, tokens, layer, step), placed);
+  source.rows = [&recording, cut, tokens](int layer, int step, const ReplicaMap& map, CopyRule rule) {
+    return count_rows(take_step(recording, cut, tokens, layer, step), map, rule);
   };
   source.loads = [&recording, cut, tokens](int layer, int step) {
     std::vector<double> loads(static_cast<std::size_t>(cut.experts), 0.0);
@@ -67,8 +67,8 @@ Source source_of(const ExpertLoads& loads, int topk, std::optional<int> steps) {
   source.experts = loads.experts;
   source.topk = topk;
   source.has_copies = false;
-  source.rows = [&loads, topk](int layer, int step, const Placed& placed) {
-    return count_rows(loads.of(step, layer), topk, placed);
+  source.rows = [&loads, topk](int layer, int step, const ReplicaMap& map, CopyRule) {
+    return count_rows(loads.of(step, layer), topk, map);
   };
   source.loads = [&loads](int layer, int step) {
     const auto counts = loads.of(step, layer);

@@ -24,6 +24,8 @@ void check_numbers(const ReplayArguments& a) {
     throw InputError(fmt::format("--experts {}: 1 to {} are possible", *a.experts, most_recorded_experts));
   if (a.steps && *a.steps < 1) throw InputError(fmt::format("--steps {}: at least 1 is replayed", *a.steps));
   if (a.replicas < 0) throw InputError(fmt::format("--replicas {}: 0 or more", a.replicas));
+  if (a.nodes < 1 || *a.ranks % a.nodes != 0)
+    throw InputError(fmt::format("--nodes {}: every node has as many of the {} ranks", a.nodes, *a.ranks));
   if (a.calls < 1) throw InputError(fmt::format("--calls {}: at least 1 is needed", a.calls));
   if (a.measure && a.preset.empty())
     throw InputError("--measure runs a layer: give --preset NAME, with --hidden and --intermediate for a smaller one");
@@ -96,6 +98,9 @@ replay::ReplayOptions options_of(const ReplayArguments& a, const replay::Source&
   replay::ReplayOptions options;
   options.ranks = *a.ranks;
   options.replicas = a.replicas;
+  options.nodes = a.nodes;
+  options.groups = a.groups;
+  options.rule = value_of(copy_rules, "--copies", a.copies);
   options.layers = layers_of(a, source.layers);
   for (const std::string& word : a.ways) options.ways.push_back(real_way(word, "--way"));
   if (options.ways.empty()) options.ways.assign(real_ways.begin(), real_ways.end());
@@ -135,7 +140,7 @@ void replay_ids(const ReplayArguments& a) {
   const replay::Source source = replay::source_of(recording, cut);
   const replay::ReplayOptions options = options_of(a, source);
   const replay::ReplayResult result = replay::replay(source, options);
-  const Measured measured = a.measure ? measure_replay(a, recording, cut, source, options) : Measured();
+  const Measured measured = a.measure ? measure_replay(a, recording, cut, source, options, result) : Measured();
   ReplayReport all{a, source, options, result, measured, recording.prompts() > 0 ? "decode steps" : "prompt tokens", {}};
   if (recording.left_out() > 0)
     all.notes.push_back(fmt::format("{} tokens without any choice were left out", recording.left_out()));
@@ -201,6 +206,11 @@ void add_replay(CLI::App& app, int&) {
   command->add_option("--replicas", a->replicas, "copies of busy experts beside one of each, for a second placement")
       ->check(whole_number)
       ->capture_default_str();
+  command->add_option("--nodes", a->nodes, "nodes of as many ranks each: groups of experts, and their copies, stay on one")
+      ->check(whole_number)
+      ->capture_default_str();
+  command->add_option("--groups", a->groups, "with --nodes: groups of experts (default: every expert is one)")->check(whole_number);
+  command->add_option("--copies", a->copies, "how rows are shared out among copies: levelled or turns")->capture_default_str();
   command->add_option("--json", a->json, "all of it as one JSON object");
   add_layer(*command, *a);
   command->callback([a] {

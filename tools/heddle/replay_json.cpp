@@ -60,14 +60,21 @@ Json placements_json(const std::vector<replay::PlacementReplay>& placements, boo
   return list;
 }
 
-Json measured_json(const Measured& measured, const std::string& engine) {
-  if (measured.empty()) return nullptr;
-  Json json{{"engine", engine}, {"ways", Json::object()}};
-  for (const auto& [way, times] : measured) {
+Json ways_json(const MeasuredPlacement& measured) {
+  Json json = Json::object();
+  for (const auto& [way, times] : measured.ways) {
     Json layers = Json::array();
     for (const auto& [layer, seconds] : times.layers) layers.push_back({{"layer", layer}, {"seconds", seconds}});
-    json["ways"][std::string(name(way))] = Json{{"step_seconds", times.step}, {"layers", std::move(layers)}};
+    json[std::string(name(way))] =
+        Json{{"step_seconds", times.step}, {"step_max_over_mean", times.max_over_mean}, {"layers", std::move(layers)}};
   }
+  return json;
+}
+
+Json measured_json(const Measured& measured, const std::string& engine) {
+  if (measured.empty()) return nullptr;
+  Json json{{"engine", engine}, {"ways", ways_json(measured.front())}, {"with_replicas", nullptr}};
+  if (measured.size() > 1) json["with_replicas"] = Json{{"replicas", measured[1].replicas}, {"ways", ways_json(measured[1])}};
   return json;
 }
 
@@ -96,6 +103,8 @@ Json replay_json(const ReplayReport& report) {
           {"experts", source.experts},
           {"steps", source.steps},
           {"tokens_per_step", source.tokens > 0 ? Json(source.tokens) : Json(nullptr)},
+          {"nodes", report.options.nodes},
+          {"copies", word_of(copy_rules, report.options.rule)},
           {"notes", report.notes},
           {"predicted_for", predicted_for(report)},
           {"placements", placements_json(report.result.placements, source.has_copies)},

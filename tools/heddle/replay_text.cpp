@@ -64,7 +64,7 @@ std::string title_of(const PlacementReplay& placement) {
 
 void print_placement(const PlacementReplay& placement) {
   const auto copies = placement.copies_a_token();
-  fmt::print("{:<24}  {:>6.2f}  {:>6.2f}  {:>12}\n", title_of(placement), placement.step_max_over_mean(),
+  fmt::print("{:<24}  {:>6.3f}  {:>6.3f}  {:>12}\n", title_of(placement), placement.step_max_over_mean(),
              placement.worst_max_over_mean(), copies ? fmt::format("{:.2f}", *copies) : "-");
 }
 
@@ -120,13 +120,24 @@ void print_times(const ReplayReport& report) {
 void print_measured(const ReplayReport& report) {
   if (report.measured.empty()) return;
   const bool host = report.arguments.engine == "host";
-  fmt::print("\nMeasured on {} (contiguous placement)\n\n",
+  const MeasuredPlacement& contiguous = report.measured.front();
+  const MeasuredPlacement* copies = report.measured.size() > 1 ? &report.measured[1] : nullptr;
+  fmt::print("\nMeasured on {}\n\n",
              host ? "the host engine of this machine, ranks as threads: it tells nothing of a GPU" : "this machine's GPUs");
-  fmt::print("{:<12}  {:>10}  {:>11}\n", "way", "a layer", "a step");
-  for (const auto& [way, times] : report.measured) {
-    fmt::print("{:<12}  {:>7.1f} ms  {:>8.1f} ms\n", name(way), times.step * 1e3 / static_cast<double>(times.layers.size()),
-               times.step * 1e3);
+  fmt::print("{:<12}  {:>10}  {:>11}  {:>8}", "contiguous", "a layer", "a step", "max/mean");
+  if (copies != nullptr) fmt::print("  {:>24}  {:>8}", fmt::format("a step, {} replicas", copies->replicas), "max/mean");
+  fmt::print("\n");
+  for (const auto& [way, times] : contiguous.ways) {
+    fmt::print("{:<12}  {:>7.1f} ms  {:>8.1f} ms  {:>8.3f}", name(way), times.step * 1e3 / static_cast<double>(times.layers.size()),
+               times.step * 1e3, times.max_over_mean);
+    if (copies != nullptr) {
+      const MeasuredWay& with = copies->ways.at(way);
+      fmt::print("  {:>24}  {:>8.3f}", fmt::format("{:.1f} ms ({:+.1f} %)", with.step * 1e3, (with.step / times.step - 1) * 100),
+                 with.max_over_mean);
+    }
+    fmt::print("\n");
   }
+  fmt::print("  max/mean: of the pairs that ranks computed, by rank in a step\n");
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "experts/words.hpp"
+#include "heddle/balancing.hpp"
 #include "heddle/error.hpp"
 #include "heddle/exchange.hpp"
 #include "heddle/experts.hpp"
@@ -41,6 +42,7 @@ inline const std::map<std::string, Score> scores{{"softmax", Score::softmax},
                                                  {"softmax_topk", Score::softmax_topk}};
 inline const std::map<std::string, GatherMode> gather_modes{
     {"padded", GatherMode::padded}, {"uneven", GatherMode::uneven}, {"zero_filled", GatherMode::zero_filled}};
+inline const std::map<std::string, CopyRule> copy_rules{{"levelled", CopyRule::levelled}, {"turns", CopyRule::turns}};
 inline const std::map<std::string, RingSize> ring_sizes{{"live", RingSize::live}, {"full", RingSize::full}};
 inline const std::map<std::string, SharedMode> shared_modes{
     {"alone", SharedMode::alone}, {"fused", SharedMode::fused}, {"extra", SharedMode::extra}};

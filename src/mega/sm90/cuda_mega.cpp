@@ -75,19 +75,24 @@ DeviceMega::DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const Exchan
 
 void DeviceMega::load_weights(std::span<const LayerWeights> weights) {
   const auto load = [&](std::span<const ExpertWeights> experts, int intermediate) {
-    auto on_gpu = std::make_shared<const sm90::DeviceWeights>(experts, weights.front().shape.hidden, intermediate,
-                                                              sm90::DeviceWeightsOptions{device(), {}, false});
+    auto on_gpu = std::make_shared<sm90::DeviceWeights>(experts, weights.front().shape.hidden, intermediate,
+                                                        sm90::DeviceWeightsOptions{device(), {}, false});
     loaded_bytes_ += on_gpu->report().device_bytes;
     return on_gpu;
   };
   for (const LayerWeights& one : weights) {
     std::vector<ExpertWeights> experts = one.experts;
     if (place_ == SharedPlace::extra_expert) experts.push_back(one.shared->weights);
-    weights_.routed.push_back(load(experts, one.shape.intermediate));
+    own_.push_back(load(experts, one.shape.intermediate));
+    weights_.routed.push_back(own_.back());
   }
   if (place_ != SharedPlace::inside) return;
   const SharedExpert& shared = *weights.front().shared;
   weights_.shared = load({&shared.weights, 1}, shared.intermediate);
+}
+
+void DeviceMega::update_expert(int local, int expert, const ExpertWeights& weights, DeviceStream stream) {
+  own_[static_cast<std::size_t>(local)]->update(expert, weights, stream);
 }
 
 /// See sm90::Plain.

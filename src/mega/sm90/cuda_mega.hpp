@@ -55,6 +55,8 @@ class DeviceMega final : public DeviceExchangeBase {
   void run(std::span<const DeviceOutput> outputs, DeviceStream stream);
   void share(DeviceStream stream) { share_outputs(stream); }
   std::size_t weight_bytes() const;  ///< that it has loaded itself
+  /// Of weights that it has loaded itself. As DeviceLayer's.
+  void update_expert(int local, int expert, const ExpertWeights& weights, DeviceStream stream);
 
  private:
   /// The kernel with small or with large row blocks, and what it is given.
@@ -74,6 +76,7 @@ class DeviceMega final : public DeviceExchangeBase {
   SharedPlace place_;         ///< of the shared expert
   DevicePlacement extended_;  ///< with extra experts; empty without
   MegaWeights weights_;
+  std::vector<std::shared_ptr<sm90::DeviceWeights>> own_;  ///< of weights_.routed, what it has loaded itself
   std::size_t loaded_bytes_ = 0;
   std::optional<Variant> small_, large_;
 };
