@@ -142,6 +142,12 @@ TEST_F(Namespaces, ANodeThatIsKilledIsNamed) {
   expect_named(by_rank(ran.out), 0, 2, "1");
 }
 
+TEST_F(Namespaces, ANodeThatStopsIsNamed) {
+  const Ran ran = run(2, 2, "stop", seed() + " 1 1000000 1500 1");
+  SCOPED_TRACE(ran.out);
+  expect_named(by_rank(ran.out), 0, 2, "1");
+}
+
 TEST_F(Namespaces, ALinkThatIsCutEndsBothSides) {
   const Ran ran = run(2, 2, "cut", seed() + " 1 1000000 1500 1");
   SCOPED_TRACE(ran.out);

@@ -4,7 +4,8 @@
 #   namespaces.sh probe                      may they be made here? (77: no, with the reason)
 #   namespaces.sh run NODES MPIRUN RANKS SCRIPT PROGRAM ARG..
 # starts PROGRAM by mpirun on all nodes, RANKS a node. SCRIPT is what happens meanwhile, when all ranks say that they run:
-#   none; kill: kill -9 to all processes of the last node; cut: its link goes down.
+#   none; kill: kill -9 to all processes of the last node; stop: SIGSTOP to its ranks; cut: its link goes down. HEDDLE_EVENT_AFTER: seconds between.
+# HEDDLE_RATE, such as 1gbit: what each node can send.
 set -uo pipefail
 
 readonly tag=hdl$$
@@ -34,6 +35,7 @@ make_nodes() {
       ip -n "$tag.hub" link set "port$i" master bridge up &&
       ip -n "$tag.$i" address add "10.231.77.$((i + 1))/24" dev eth0 &&
       ip -n "$tag.$i" link set eth0 up || return
+    [[ -z ${HEDDLE_RATE:-} ]] || ip netns exec "$tag.$i" tc qdisc add dev eth0 root tbf rate "$HEDDLE_RATE" burst 1mb limit 8mb || return
   done
 }
 
@@ -80,7 +82,7 @@ wait_for() {
 }
 
 run() {
-  local nodes=$1 mpirun=$2 ranks=$3 event=$4 i hosts="" job left
+  local nodes=$1 mpirun=$2 ranks=$3 event=$4 i hosts="" job left last
   shift 4
   make_nodes "$nodes" || exit 2
   write_agent
@@ -94,16 +96,13 @@ run() {
     --mca oob_tcp_if_include 10.231.77.0/24 --mca btl_vader_single_copy_mechanism none "$scratch/rank" "$@" >"$scratch/mpirun" 2>&1 &
   job=$!
   left=$((nodes * ranks))
+  last=$tag.$((nodes - 1))
+  [[ $event == none ]] || { wait_for $left ' runs$' 30; sleep "${HEDDLE_EVENT_AFTER:-0}"; }
   case $event in
-    kill)
-      wait_for $left ' runs$' 30
-      kill -9 $(ip netns pids "$tag.$((nodes - 1))")
-      left=$(((nodes - 1) * ranks))
-      ;;
-    cut)
-      wait_for $left ' runs$' 30
-      ip -n "$tag.$((nodes - 1))" link set eth0 down
-      ;;
+    kill | stop) left=$(((nodes - 1) * ranks)) ;;&
+    kill) kill -9 $(ip netns pids "$last") ;;
+    stop) for i in $(ip netns pids "$last"); do [[ $(readlink "/proc/$i/exe") != "$1" ]] || kill -STOP "$i"; done ;;
+    cut) ip -n "$last" link set eth0 down ;;
   esac
   wait_for $left '^status ' 60
   grep -H . "$scratch"/log.* | sed "s|^$scratch/log[.]|rank |"

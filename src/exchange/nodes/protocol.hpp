@@ -169,6 +169,30 @@ HEDDLE_PROTOCOL bool nodes_hear_results(W& w, const NodesLayout& layout) {
   return hear_each(w, heap.ranks, word, name, nullptr, nullptr);
 }
 
+/// Results that came by way of this rank, into messages for the sources of `messages`: in the order of their tokens, of each in
+/// rank order.
+template <Worker W>
+HEDDLE_PROTOCOL bool nodes_gather(W& w, const NodesLayout& layout, const ArrivedMessage* messages, int count,
+                                  std::byte* const* out) {
+  if (!w.begin()) return false;
+  const HeapView heap = w.heap();
+  const ElasticLayout& elastic = layout.elastic;
+  const int inside = layout.ranks_a_node();
+  for (int m = 0; m < count; ++m) {
+    const ArrivedMessage& message = messages[m];
+    std::size_t number = 0;
+    for (int i = 0; i < message.tokens * inside; ++i) {
+      if (message.slots[i] < 0) continue;
+      const std::size_t row = number++;
+      if (row % static_cast<std::size_t>(w.count()) != static_cast<std::size_t>(w.index())) continue;
+      const int region = layout.rank_of(layout.node_of(message.source), i % inside);
+      w.complete(w.copy_row(out[m] + layout.result(row),
+                            heap.template mine<std::byte>(elastic.summed_row(region, message.slots[i])), elastic.returned));
+    }
+  }
+  return true;
+}
+
 /// out [tokens, H]: terms [tokens, n] in the order in which elastic_collect adds them, null: none.
 template <Worker W>
 HEDDLE_PROTOCOL bool nodes_collect(W& w, const NodesLayout& layout, const SendInput& input, const std::byte* const* terms, int n,
