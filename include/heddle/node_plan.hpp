@@ -5,8 +5,8 @@
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
+#include <vector>
 
 #include "heddle/exchange.hpp"
 #include "heddle/plan.hpp"
