@@ -229,5 +229,24 @@ TEST_F(RunCommand, TensorParallelAttentionChangesNoBit) {
   }
 }
 
+TEST_F(RunCommand, NodesChangeNoBit) {
+  const std::string layer = deepseek_layer + " --experts 12 --tokens 23 --ranks 6 --way elastic";
+  for (const std::string reduce : {"rank", "home"}) {
+    const auto alone = output(layer + " --reduce " + reduce);
+    for (const std::string nodes : {"2 --mode hybrid", "3 --mode direct", "6 --mode hybrid"}) {
+      EXPECT_EQ(output(layer + " --reduce " + reduce + " --nodes " + nodes), alone) << reduce << ", " << nodes;
+    }
+  }
+  expect_done("run" + layer + " --nodes 2 --mode hybrid --out " + file("o") + " --json " + file("nodes.json"));
+  const auto json = json_of(file("nodes.json"));
+  EXPECT_EQ(2, json.at("configuration").at("nodes"));
+  EXPECT_EQ("hybrid", json.at("configuration").at("mode"));
+  EXPECT_GT(json.at("phases").at("dispatch").at("between_bytes").get<int>(), 0);
+  expect_error(2, "run" + layer + " --nodes 4 --out " + file("never"), "--nodes 4 does not divide 6 ranks");
+  expect_error(2, "run" + layer + " --nodes 2 --processes --out " + file("never"), "--processes");
+  expect_error(2, "run" + layer + " --nodes 2 --way normal --out " + file("never"), "");
+  expect_error(2, "run" + layer + " --mode sideways --out " + file("never"), "direct");
+}
+
 }  // namespace
 }  // namespace heddle::command_test

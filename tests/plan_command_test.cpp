@@ -88,6 +88,28 @@ TEST_F(PlanCommand, ABudgetHasToBoundEveryStep) {
   expect_error(2, good_ + " --prefill-chunk 4096", "--budget");
 }
 
+TEST_F(PlanCommand, PlansNodesDirectAgainstHybrid) {
+  const std::string several = "plan --preset deepseek-v3 --tokens 128 ";
+  ASSERT_EQ(0, run(several + "--ranks 64 --nodes 8 --json " + file("nodes.json")).status);
+  const auto nodes = json_of(file("nodes.json")).at("nodes");
+  EXPECT_NEAR(5.29, nodes.at("needed_nodes").at("value").get<double>(), 0.005);
+  for (const char* mode : {"direct", "hybrid"}) {
+    for (const char* part : {"dispatch", "experts", "combine"}) EXPECT_EQ("seconds", nodes.at(mode).at(part).at("unit")) << mode;
+    EXPECT_EQ("bytes", nodes.at(mode).at("buffer").at("unit")) << mode;
+  }
+  EXPECT_LT(nodes.at("hybrid").at("dispatch_between").at("value"), nodes.at("direct").at("dispatch_between").at("value"));
+  ASSERT_EQ(0, run(several + "--gpus-per-node 8 --up-to 512 --json " + file("table.json")).status);
+  const auto table = json_of(file("table.json")).at("scale_out");
+  EXPECT_EQ(7u, table.size());
+  EXPECT_EQ(512, table.back().at("ranks"));
+  EXPECT_TRUE(table.back().at("hybrid").contains("combine_seconds"));
+  expect_error(2, several + "--ranks 64 --nodes 7", "64 ranks cannot be shared equally by 7 nodes");
+  expect_error(2, several + "--ranks 60 --gpus-per-node 8", "60 ranks are no whole number of nodes of 8");
+  expect_error(2, several + "--up-to 512", "--gpus-per-node");
+  expect_error(2, several + "--gpus-per-node 8 --up-to 4", "4 ranks in nodes of 8");
+  expect_error(2, several + "--ranks 64 --nodes 8 --router-groups 7 --router-topk-groups 4", "4 of 7 groups");
+}
+
 TEST_F(PlanCommand, LeavesAFileAloneWhenItCannotWrite) {
   fs::create_directory(file("taken"));
   expect_error(2, good_ + " --json " + file("taken"), "taken");

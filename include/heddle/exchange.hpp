@@ -41,6 +41,12 @@ inline constexpr std::array<Way, 6> real_ways{Way::gather, Way::normal, Way::low
 /// Where a token's results are first summed (elastic): on the expert's rank, or at home from one row a choice.
 enum class Reduce : std::uint8_t { rank, home };
 
+/// How a row reaches the ranks of another node (elastic; docs/nodes.md). Never changes a bit.
+enum class NodeMode : std::uint8_t {
+  direct,  ///< once to each rank that needs it
+  hybrid,  ///< once to the node, where the rank with the sender's place forwards it; results come back the same way
+};
+
 /// What becomes of a result that comes home (mega).
 enum class Combine : std::uint8_t {
   slots,  ///< it waits in a slot of its own; slots are summed in choice order, so the same call gives the same bits
@@ -92,6 +98,7 @@ struct ExchangeOptions {
   WeightAt weight_at = WeightAt::activation;
   Reduce reduce = Reduce::rank;      ///< elastic only
   Combine combine = Combine::slots;  ///< mega only
+  NodeMode mode = NodeMode::direct;  ///< elastic on a group of several nodes only
   bool cpu_sync = false;             ///< elastic only: the host waits for the count, outputs get their exact size
   GatherMode gather = GatherMode::padded;
   int workers = 1;       ///< threads a rank in the protocols; mega: in each role
@@ -183,6 +190,9 @@ struct ExchangeTraffic {
   std::uint64_t local_bytes = 0;
   std::uint64_t remote_rows = 0;
   std::uint64_t local_rows = 0;
+  // Of the remote ones, those that went to another node. What a node forwards is counted by the rank that does.
+  std::uint64_t between_bytes = 0;
+  std::uint64_t between_rows = 0;
 };
 
 /// One way on one rank. The send and receive halves may be called apart, with other work in between.

@@ -53,6 +53,8 @@ struct HeapMapping {
   std::shared_ptr<const void> keep;  ///< the mapping itself
 };
 
+class NodeLink;
+
 /// One rank's membership of a group. Collective calls (all of barrier, exchange, create_heap, release_heap, reset)
 /// are made by every live rank in the same order; each ends within the deadline (reset: see there) or throws
 /// FaultError naming the rank that did not come.
@@ -91,6 +93,12 @@ class Group {
   /// Lets processes in that wait at this rank's door (rejoin_process_group): they get the memory, and ask for the rest in the
   /// store.
   virtual void answer_door() {}
+
+  /// Nodes that share the ranks equally, neighbours together (nodes.hpp). Ranks of one node share memory; of a heap, the parts of
+  /// other nodes' ranks are places that nobody there sees.
+  virtual int nodes() const { return 1; }
+  /// Messages to ranks of other nodes; null where there is one node.
+  virtual NodeLink* link() const { return nullptr; }
 };
 
 /// R ranks of this process, one handle a rank; each is used by one thread.

@@ -62,6 +62,7 @@ struct LayerOptions {
   Wire combine_wire = Wire::bf16;
   WeightAt weight_at = WeightAt::activation;
   Reduce reduce = Reduce::rank;            ///< elastic only
+  NodeMode mode = NodeMode::direct;        ///< elastic on a group of several nodes only
   Combine combine = Combine::slots;        ///< mega only
   bool cpu_sync = false;                   ///< elastic only
   GatherMode gather = GatherMode::padded;  ///< gather only
@@ -148,6 +149,7 @@ struct PhaseReport {
   double seconds = 0;
   std::uint64_t remote_bytes = 0;
   std::uint64_t local_bytes = 0;
+  std::uint64_t between_bytes = 0;  ///< of the remote ones, to other nodes
 };
 
 /// What the last call did on this rank.

@@ -56,20 +56,40 @@ struct MachineValue {
   std::string_view source;
 };
 
+/// What one way takes on a machine inside one node, fitted to two calls, the smallest and a large one.
+struct WayFit {
+  Way way;
+  double dispatch = 0, combine = 0;                    ///< s of a call that moves next to nothing
+  double dispatch_slowdown = 1, combine_slowdown = 1;  ///< times the floor of its bytes
+};
+
+/// What lies between a machine's rates and the times measured on it.
+struct MachineFit {
+  std::string_view source;
+  std::vector<WayFit> ways = {};
+  double quantise = 0;       ///< s that dispatch takes longer with a quantised wire
+  double quantise_rate = 0;  ///< values/s that a rank quantises; 0: no matter
+  double experts = 0;        ///< s of the experts beyond their floor
+  double experts_slowdown = 1;
+};
+
 /// One GPU and its links; what neither was measured nor stated is empty.
 struct Machine {
   std::string_view name;
   std::string_view title;
   int sms = 0;
-  std::optional<MachineValue> link = {};          ///< bytes/s to the other GPUs, one direction
-  std::optional<MachineValue> sm_read = {};       ///< bytes/s one SM reads
-  std::optional<MachineValue> sm_write = {};      ///< bytes/s one SM writes
-  std::optional<MachineValue> memory_read = {};   ///< bytes/s of device memory, all SMs
-  std::optional<MachineValue> memory_copy = {};   ///< bytes/s, read and written bytes added up
-  std::optional<MachineValue> fp8 = {};           ///< operations/s of the tensor cores
-  std::optional<MachineValue> bf16 = {};          ///< operations/s of the tensor cores
-  std::optional<MachineValue> word_latency = {};  ///< s until a word written here is seen there
-  std::optional<MachineValue> launch = {};        ///< s a kernel in a graph
+  std::optional<MachineValue> link = {};             ///< bytes/s to the other GPUs, one direction
+  std::optional<MachineValue> sm_read = {};          ///< bytes/s one SM reads
+  std::optional<MachineValue> sm_write = {};         ///< bytes/s one SM writes
+  std::optional<MachineValue> memory_read = {};      ///< bytes/s of device memory, all SMs
+  std::optional<MachineValue> memory_copy = {};      ///< bytes/s, read and written bytes added up
+  std::optional<MachineValue> fp8 = {};              ///< operations/s of the tensor cores
+  std::optional<MachineValue> bf16 = {};             ///< operations/s of the tensor cores
+  std::optional<MachineValue> word_latency = {};     ///< s until a word written here is seen there
+  std::optional<MachineValue> launch = {};           ///< s a kernel in a graph
+  std::optional<MachineValue> network = {};          ///< bytes/s of one GPU to other nodes, one direction
+  std::optional<MachineValue> network_latency = {};  ///< s until a word written here is seen at another node
+  std::optional<MachineFit> fit = {};
 };
 
 std::span<const Machine> machines();
@@ -79,14 +99,22 @@ const Machine& find_machine(std::string_view name);
 
 // ---------------------------------------------------------------- what is planned
 
+/// A router that takes a token's experts from `chosen` of `groups` equal groups of experts, any as likely.
+struct GroupLimit {
+  int groups = 1;
+  int chosen = 1;
+};
+
 /// One layer on a group of ranks.
 struct PlanRequest {
   LayerShape shape;
   WeightKind weights = WeightKind::bf16;
   int shared_experts = 0;
   int ranks = 1;
-  int tokens = 1;  ///< each rank brings
-  int cap = 1;     ///< most tokens a rank may bring
+  int nodes = 1;           ///< that share the ranks equally, see node_plan.hpp
+  GroupLimit group_limit;  ///< of the router, for what crosses nodes
+  int tokens = 1;          ///< each rank brings
+  int cap = 1;             ///< most tokens a rank may bring
   Wire wire = Wire::bf16;
   Wire combine_wire = Wire::bf16;
   Combine combine = Combine::slots;  ///< mega only

@@ -26,6 +26,10 @@ HostRank::HostRank(Workspace& workspace, const ExchangeOptions& options, const E
   if (ranks() != workspace.group().ranks()) {
     throw InputError(fmt::format("the placement is for {} ranks, the group has {}", ranks(), workspace.group().ranks()));
   }
+  if (workspace.group().nodes() > 1 && options.way != Way::elastic) {
+    throw InputError(fmt::format("way {} knows one node, the group has {}; take elastic, whose rows also go by messages",
+                                 name(options.way), workspace.group().nodes()));
+  }
   const Areas areas = areas_of(memory, ranks());
   const ExchangeMemory own = exchange_memory(options);
   if (areas.end > workspace.bytes() || own.dispatch > memory.dispatch || own.combine > memory.combine ||
@@ -156,6 +160,14 @@ void HostRank::count_rows(int peer, std::int64_t rows, std::size_t bytes_a_row) 
   const auto n = static_cast<std::uint64_t>(rows);
   (peer == rank() ? traffic_.local_rows : traffic_.remote_rows) += n;
   (peer == rank() ? traffic_.local_bytes : traffic_.remote_bytes) += n * bytes_a_row;
+}
+
+void HostRank::count_between(std::int64_t rows, std::size_t bytes_a_row) {
+  const auto n = static_cast<std::uint64_t>(rows);
+  traffic_.remote_rows += n;
+  traffic_.remote_bytes += n * bytes_a_row;
+  traffic_.between_rows += n;
+  traffic_.between_bytes += n * bytes_a_row;
 }
 
 int count_pairs(const Arrived& arrived, int topk) {

@@ -89,6 +89,8 @@ class HostRank {
   void accept(const CombineOutput& output);
   /// Notes rows that this rank pushed to `peer`, or pulled from it.
   void count_rows(int peer, std::int64_t rows, std::size_t bytes_a_row);
+  /// Notes rows that this rank sent to another node.
+  void count_between(std::int64_t rows, std::size_t bytes_a_row);
   /// Gives all outputs to all ranks where that is wanted.
   void share_outputs(const CombineOutput& output);
 

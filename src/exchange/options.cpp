@@ -146,6 +146,8 @@ void check_options(const ExchangeOptions& options) {
   if (options.reduce == Reduce::home && options.way != Way::elastic) {
     refuse(fmt::format("reduce = home is elastic's; way {} has its own order of sums", name(options.way)));
   }
+  if (options.mode == NodeMode::hybrid && options.way != Way::elastic)
+    refuse(fmt::format("mode hybrid is elastic's; way {} sends no row by way of another rank", name(options.way)));
   if (options.combine == Combine::add && options.way != Way::mega) {
     refuse(fmt::format("combine = add is mega's, whose results are added where they arrive; way {} has its own order of sums",
                        name(options.way)));
@@ -260,6 +262,7 @@ std::string describe(const ExchangeOptions& options) {
   line("arrived", name(options.arrived));
   line("weight_at", static_cast<int>(options.weight_at));
   line("reduce", static_cast<int>(options.reduce));
+  line("mode", options.mode == NodeMode::hybrid ? "hybrid" : "direct");
   line("cpu_sync", options.cpu_sync);
   line("gather", static_cast<int>(options.gather));
   line("workers", options.workers);

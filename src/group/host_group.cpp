@@ -82,41 +82,57 @@ std::vector<std::string> HostGroup::exchange(const std::string& mine, const std:
 
 int HostGroup::leader() const { return static_cast<int>(std::find(live_.begin(), live_.end(), true) - live_.begin()); }
 
-HeapMapping HostGroup::create_heap(std::size_t bytes) {
+namespace {
+/// Where a heap lies in the group's memory; it rides along with the mapping, for release_heap.
+struct HeapPlace {
+  std::size_t offset = 0;
+  std::size_t bytes = 0;
+};
+}  // namespace
+
+HeapMapping HostGroup::create_part_of_heap(std::size_t bytes, int first, int parts) {
   const std::size_t stride = align_up(std::max<std::size_t>(bytes, 1), 4096);
-  const std::size_t total = stride * static_cast<std::size_t>(ranks());
+  const std::size_t total = stride * static_cast<std::size_t>(parts);
   std::size_t offset = next_offset_;
   for (const std::string& text : exchange(fmt::format("{}", next_offset_), "heap creation")) {
     if (!text.empty()) offset = std::max<std::size_t>(offset, std::stoull(text));
   }
   // Also where what follows fails: a rank that was stopped in here and goes on later must not find its range in use.
   next_offset_ = offset + total;
-  const int status = rank() == leader() ? memory_->reserve(offset, total) : 0;
+  const auto reserve = [&] {
+    const auto at = [&](int part) { return offset + stride * static_cast<std::size_t>(part); };
+    int status = memory_->reserve(at(first), stride * static_cast<std::size_t>(ranks()));
+    for (int part = 0; part < parts && status == 0; ++part) {
+      if (part < first || part >= first + ranks()) status = memory_->reserve(at(part), align_up(heap_header_bytes, 4096));
+    }
+    return status;
+  };
+  const int status = rank() == leader() ? reserve() : 0;
   const std::string answer = exchange(fmt::format("{}", status), "heap creation")[static_cast<std::size_t>(leader())];
   if (answer != "0") {
     throw InputError(fmt::format("no memory for a heap of {} a rank, {} for {} ranks: {}", describe_bytes(bytes),
-                                 describe_bytes(total), ranks(), std::strerror(std::stoi(answer))));
+                                 describe_bytes(stride * static_cast<std::size_t>(ranks())), ranks(),
+                                 std::strerror(std::stoi(answer))));
   }
   auto mapping = memory_->map(offset, total);
   HeapMapping heap;
-  heap.view = {mapping.get(), stride, rank(), ranks()};
+  heap.view = {mapping.get(), stride, first + rank(), parts};
   heap.bytes = bytes;
-  // The offset rides along with the mapping, for release_heap.
-  heap.keep =
-      std::shared_ptr<const void>(new std::size_t(offset), [mapping](const void* p) { delete static_cast<const std::size_t*>(p); });
+  heap.keep = std::shared_ptr<const void>(new HeapPlace{offset, total},
+                                          [mapping](const void* p) { delete static_cast<const HeapPlace*>(p); });
   return heap;
 }
 
 void HostGroup::release_heap(const HeapMapping& heap) {
   barrier("heap release");
-  if (rank() == leader()) {
-    memory_->discard(*static_cast<const std::size_t*>(heap.keep.get()), heap.view.stride * static_cast<std::size_t>(ranks()));
-  }
+  const auto* place = static_cast<const HeapPlace*>(heap.keep.get());
+  if (rank() == leader()) memory_->discard(place->offset, place->bytes);
   barrier("heap release");
 }
 
 void HostGroup::abandon_heap(const HeapMapping& heap) {
-  memory_->discard(*static_cast<const std::size_t*>(heap.keep.get()), heap.view.stride * static_cast<std::size_t>(ranks()));
+  const auto* place = static_cast<const HeapPlace*>(heap.keep.get());
+  memory_->discard(place->offset, place->bytes);
 }
 
 void HostGroup::answer_door() {

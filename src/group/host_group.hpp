@@ -29,7 +29,9 @@ class HostGroup final : public Group {
   void set_deadline(std::chrono::nanoseconds deadline) override { deadline_ = deadline; }
   void barrier(const std::string& what) override;
   std::vector<std::string> exchange(const std::string& mine, const std::string& what) override;
-  HeapMapping create_heap(std::size_t bytes) override;
+  HeapMapping create_heap(std::size_t bytes) override { return create_part_of_heap(bytes, 0, ranks()); }
+  /// A heap of `parts` parts, of which these ranks have those from `first` on; of the others only the headers are reserved.
+  HeapMapping create_part_of_heap(std::size_t bytes, int first, int parts);
   void release_heap(const HeapMapping& heap) override;
   void reset(const std::vector<bool>& live) override;
   void begin_era(std::uint32_t era, const std::vector<bool>& live) override;
@@ -57,6 +59,9 @@ class HostGroup final : public Group {
   Word barriers_ = 0;
   std::size_t next_offset_;
 };
+
+/// join_process_group, as what it is.
+std::unique_ptr<HostGroup> join_host_group(const std::string& name, int rank, int ranks, const GroupOptions& options);
 
 /// Checked bounds of a group's size, with the numbers in the error.
 void check_group_size(int rank, int ranks);

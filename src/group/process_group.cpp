@@ -83,6 +83,10 @@ std::shared_ptr<HostMemory> call_rank_0(const std::string& name, int rank, int r
 }  // namespace
 
 std::unique_ptr<Group> join_process_group(const std::string& name, int rank, int ranks, const GroupOptions& options) {
+  return join_host_group(name, rank, ranks, options);
+}
+
+std::unique_ptr<HostGroup> join_host_group(const std::string& name, int rank, int ranks, const GroupOptions& options) {
   check_group_size(rank, ranks);
   const auto end = Clock::now() + options.deadline;
   auto memory = rank == 0 ? welcome_all(name, ranks, end) : call_rank_0(name, rank, ranks, end);

@@ -25,6 +25,7 @@ void check_router(const LayerRouter& router, const LayerShape& shape) {
 void add(PhaseReport& sum, const PhaseReport& more) {
   sum.seconds += more.seconds;
   sum.remote_bytes += more.remote_bytes;
+  sum.between_bytes += more.between_bytes;
   sum.local_bytes += more.local_bytes;
 }
 

@@ -14,6 +14,7 @@ namespace {
 
 void add_traffic(PhaseReport& phase, const ExchangeTraffic& traffic) {
   phase.remote_bytes += traffic.remote_bytes;
+  phase.between_bytes += traffic.between_bytes;
   phase.local_bytes += traffic.local_bytes;
 }
 

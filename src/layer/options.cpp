@@ -100,6 +100,7 @@ ExchangeOptions exchange_options(const LayerWeights& weights, const LayerOptions
   exchange.arrived = layout_of(options.way, options.runner);
   exchange.weight_at = options.weight_at;
   exchange.reduce = options.reduce;
+  exchange.mode = options.mode;
   exchange.combine = options.combine;
   exchange.cpu_sync = options.cpu_sync;
   exchange.gather = options.tensor_parallel && options.way == Way::gather ? GatherMode::tensor_parallel : options.gather;

@@ -160,6 +160,7 @@ std::vector<Section> all_sections(const PlanRequest& request, const std::map<Way
                                 buffer_section(request),
                                 mega_section(request),
                                 layouts_section("own_layouts", request, layouts)};
+  sections.push_back(nodes_section(request));
   for (Section& section : compute_sections(request)) {
     sections.push_back(std::move(section));
   }

@@ -35,6 +35,11 @@ void check_request(const PlanRequest& request) {
   check_range("top-k", shape.topk, 1, std::min(shape.experts, 64));
   check_range("number of shared experts", request.shared_experts, 0, 16);
   check_range("number of ranks", request.ranks, 1, 1024);
+  check_range("number of nodes", request.nodes, 1, request.ranks);
+  if (request.ranks % request.nodes != 0) {
+    throw InputError(fmt::format("{} ranks cannot be shared equally by {} nodes; take a number of nodes that divides the ranks",
+                                 request.ranks, request.nodes));
+  }
   check_range("cap", request.cap, 1, largest_cap);
   if (request.tokens < 1 || request.tokens > request.cap) {
     throw InputError(fmt::format("a rank brings {} tokens but the cap is {}; it may bring 1 to {}, or the cap must be raised",

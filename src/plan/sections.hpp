@@ -22,6 +22,9 @@ Section mega_section(const PlanRequest& request);
 /// What the ways' own layouts report, under `name`.
 Section layouts_section(std::string name, const PlanRequest& request, const std::map<Way, LayoutBytes>& layouts);
 
+/// elastic over the request's nodes, direct against hybrid; empty for one node.
+Section nodes_section(const PlanRequest& request);
+
 /// What a rank does: grids, GEMMs, floors and the time model.
 std::vector<Section> compute_sections(const PlanRequest& request);
 

@@ -44,6 +44,10 @@ WordText word_text(WordKind kind) {
       return {"elastic dispatch", "row count"};
     case WordKind::elastic_returned:
       return {"elastic combine", "return flag"};
+    case WordKind::elastic_node_rows:
+      return {"elastic dispatch", "message of node"};
+    case WordKind::elastic_node_results:
+      return {"elastic combine", "message of node"};
     case WordKind::one_sided_arrived:
       return {"one_sided dispatch", "arrival flag"};
     case WordKind::one_sided_ready:

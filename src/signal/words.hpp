@@ -35,6 +35,8 @@ enum class WordKind : std::uint32_t {
   low_latency_returned,
   elastic_count,
   elastic_returned,
+  elastic_node_rows,     ///< no word: a message between nodes
+  elastic_node_results,  ///< likewise, on the way back
   one_sided_arrived,
   one_sided_ready,
   all_gather_arrived,

@@ -111,6 +111,15 @@ void add_execution(CLI::App& command, LayerArguments& a) {
   command.add_option("--wire", a.wire, "rows on their way out: bf16, fp8 or nvfp4 (default: what the runner takes)")->group(run);
   command.add_option("--combine-wire", a.combine_wire, "rows on their way back: bf16, fp8 or nvfp4 (default: bf16)")->group(run);
   command.add_option("--reduce", a.reduce, "elastic: first sum at the expert's rank or at home")->group(run)->capture_default_str();
+  command
+      .add_option("--nodes", a.nodes,
+                  "elastic: virtual nodes that share the ranks equally and send each other messages (docs/nodes.md)")
+      ->group(run)
+      ->check(whole_number)
+      ->capture_default_str();
+  command.add_option("--mode", a.mode, "elastic over nodes: direct, or hybrid, where a row crosses once and is forwarded")
+      ->group(run)
+      ->capture_default_str();
   command.add_flag("--cpu-sync", a.cpu_sync, "elastic: the host waits for the count")->group(run);
   command.add_option("--gather", a.gather, "gather: padded, uneven or zero_filled")->group(run)->capture_default_str();
   command.add_option("--combine", a.combine, "mega: results wait in slots, or are added where they arrive: slots or add")

@@ -115,6 +115,7 @@ LayerOptions options_of(const LayerArguments& a, const Inputs& inputs) {
   if (!a.combine_wire.empty()) options.combine_wire = value_of(wires, "--combine-wire", a.combine_wire);
   options.weight_at = value_of(weight_places, "--weight-at", a.weight_at);
   options.reduce = value_of(reduces, "--reduce", a.reduce);
+  options.mode = value_of(node_modes, "--mode", a.mode);
   options.combine = value_of(combines, "--combine", a.combine);
   options.cpu_sync = a.cpu_sync;
   options.gather = value_of(gather_modes, "--gather", a.gather);
@@ -249,6 +250,18 @@ void split_tokens(const LayerArguments& a, Inputs& inputs) {
   }
 }
 
+int nodes_of(const LayerArguments& a, int ranks) {
+  if (a.nodes < 1 || ranks % a.nodes != 0)
+    throw InputError(fmt::format("--nodes {} does not divide {} ranks; nodes have equally many", a.nodes, ranks));
+  if (a.nodes > 1 && (a.processes || a.engine != "host"))
+    throw InputError(
+        "--nodes are virtual ones of this process, on the host engine; leave --processes and --engine (docs/nodes.md has real "
+        "ones)");
+  if (a.nodes > 1 && a.tensor_parallel)
+    throw InputError("--tensor-parallel: outputs are not gathered across --nodes; take one of the two");
+  return a.nodes;
+}
+
 /// Asks for every expert once: what is damaged in a file shows before ranks start (or they would wait for the one that found
 /// it), and the experts drawn from a seed are there for all ranks, also for processes.
 void load_experts(const LayerSource& source) {
@@ -292,6 +305,7 @@ Inputs load_inputs(const LayerArguments& a) {
   if (!a.ranks) throw InputError("give --ranks N");
   inputs.ranks = *a.ranks;
   if (inputs.ranks < 1 || inputs.ranks > 1024) throw InputError(fmt::format("--ranks {}: 1 to 1024 are possible", inputs.ranks));
+  inputs.nodes = nodes_of(a, inputs.ranks);
   inputs.host_experts = host_experts_of(a);
   inputs.gpus = gpus_of(a, inputs.ranks);  // before anything that uses CUDA: it forks
   if (a.deadline_ms < 1) throw InputError(fmt::format("--deadline-ms {}: at least 1 is needed", a.deadline_ms));

@@ -31,9 +31,9 @@ struct LayerArguments {
   std::optional<float> route_scale;
   std::string engine = "host", experts_engine, runner = "auto", activation, scale = "ue8m0", weight_at = "activation",
               reduce = "rank", combine = "slots", wire, combine_wire, gather = "padded", shared = "alone", deepep_mode = "normal",
-              ring = "live", overflow = "error", tuning, sums = "any";
+              ring = "live", overflow = "error", tuning, sums = "any", mode = "direct";
   std::vector<std::string> candidates;  ///< of way auto
-  int group = 128, workers = 1, deadline_ms = 30000, block_rows = 128;
+  int group = 128, workers = 1, deadline_ms = 30000, block_rows = 128, nodes = 1;
   bool processes = false, cpu_sync = false, tensor_parallel = false, expert_slices = false, shared_mxfp4 = false;
 };
 
@@ -53,6 +53,7 @@ struct Inputs {
   std::vector<bf16> hidden_states;
   std::vector<int> tokens_per_rank;
   int ranks = 1;
+  int nodes = 1;  ///< virtual ones, which share the ranks equally
   bool router_chose = false;
   std::vector<std::string> notes;  ///< what a reader should know, e.g. that ids were expanded
   LayerOptions options;            ///< way left to the caller

@@ -14,6 +14,7 @@
 
 #include "children.hpp"
 #include "gpu_job.hpp"
+#include "heddle/nodes.hpp"
 #include "job_ranks.hpp"
 #include "layer/candidates.hpp"
 #include "layer/options.hpp"
@@ -38,7 +39,10 @@ void run_on_host(const Job& job, int rank, const std::function<std::unique_ptr<G
 }
 
 void run_threads(const Job& job) {
-  auto groups = create_thread_group(job.inputs.ranks, {std::chrono::milliseconds(job.inputs.deadline_ms)});
+  const GroupOptions options{std::chrono::milliseconds(job.inputs.deadline_ms)};
+  const int nodes = job.inputs.nodes;
+  auto groups =
+      nodes > 1 ? create_virtual_nodes(nodes, job.inputs.ranks / nodes, options) : create_thread_group(job.inputs.ranks, options);
   run_in_threads(0, job.inputs.ranks,
                  [&](int rank) { run_on_host(job, rank, [&] { return std::move(groups[static_cast<std::size_t>(rank)]); }); });
 }
@@ -118,6 +122,7 @@ PhaseReport JobResult::total(PhaseReport LayerReport::*phase) const {
   for (const LayerReport& report : reports) {
     sum.seconds = std::max(sum.seconds, (report.*phase).seconds);
     sum.remote_bytes += (report.*phase).remote_bytes;
+    sum.between_bytes += (report.*phase).between_bytes;
     sum.local_bytes += (report.*phase).local_bytes;
   }
   return sum;

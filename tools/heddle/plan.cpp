@@ -21,6 +21,7 @@
 #include "heddle/version.hpp"
 #include "json_file.hpp"
 #include "plan/text.hpp"
+#include "scale_out.hpp"
 #include "words.hpp"
 
 namespace heddle::tool {
@@ -37,6 +38,7 @@ struct PlanOptions {
   std::string weights, wire, combine_wire = "bf16", combine = "slots", scale = "ue8m0", machine = "h200", json;
   int group = 128;
   BudgetOptions budget;
+  NodeOptions nodes;
   bool list = false, articles = false, explain = false;
   std::string tuning;
 };
@@ -85,7 +87,8 @@ void take_shape(const PlanOptions& options, PlanRequest& request) {
 PlanRequest make_request(const PlanOptions& options) {
   PlanRequest request;
   take_shape(options, request);
-  request.ranks = required(options.ranks, "--ranks");
+  request.ranks = options.nodes.up_to ? ranks_a_node(options.nodes) : required(options.ranks, "--ranks");
+  take_nodes(options.nodes, request);
   if (options.explain) {
     constexpr int usual = 8192;
     request.cap = options.cap.value_or(options.tokens.value_or(usual));
@@ -211,6 +214,9 @@ void print_list() {
     add("tensor cores, bf16", machine.bf16, 1e-12, "TFLOP/s");
     add("a word seen elsewhere", machine.word_latency, 1e6, "us");
     add("a kernel in a graph", machine.launch, 1e6, "us");
+    add("network of a GPU", machine.network, 1e-9, "GB/s");
+    add("a word seen at another node", machine.network_latency, 1e6, "us");
+    if (machine.fit) rows.push_back({"", "", "times fitted to", "", std::string(machine.fit->source)});
   }
   print_table(rows);
 }
@@ -248,6 +254,7 @@ Json request_json(const PlanOptions& options, const PlanRequest& request) {
             {"shared_experts", request.shared_experts},
             {"weights", word_of(kinds, request.weights)},
             {"ranks", request.ranks},
+            {"nodes", request.nodes},
             {"tokens", request.tokens},
             {"cap", request.cap},
             {"wire", word_of(wires, request.wire)},
@@ -297,6 +304,17 @@ Plan plan_of(const PlanOptions& options) {
   return options.budget.wanted ? make_budget_plan(token_budget(options.budget), request, options.cap) : make_plan(request);
 }
 
+int scale_out_plan(const PlanOptions& options) {
+  const PlanRequest request = make_request(options);
+  const std::vector<ScaleStep> steps = scale_out_steps(options.nodes, request);
+  if (!options.json.empty()) {
+    write_json(options.json,
+               Json{{"version", version}, {"request", request_json(options, request)}, {"scale_out", scale_out_json(steps)}});
+  }
+  print_scale_out(request, steps);
+  return 0;
+}
+
 /// A table file says by its first entry which machine it is of.
 int explain_plan(const PlanOptions& options) {
   const PlanRequest request = make_request(options);
@@ -325,6 +343,7 @@ int run_plan(const PlanOptions& options) {
     return print_articles(numbers);
   }
   if (options.explain) return explain_plan(options);
+  if (options.nodes.up_to) return scale_out_plan(options);
   const Plan plan = plan_of(options);
   if (!options.json.empty()) {
     write_json(options.json, plan_json(options, plan));
@@ -349,7 +368,8 @@ void add_plan(CLI::App& app, int& status) {
   number("--shared", options->shared, "shared experts");
   plan->add_option("--weights", options->weights, fmt::format("weight format: {} (default: the preset's, or bf16)", keys(kinds)))
       ->type_name("KIND");
-  number("--ranks", options->ranks, "ranks that share the experts");
+  CLI::Option* ranks = number("--ranks", options->ranks, "ranks that share the experts");
+  CLI::Option* up_to = add_node_options(*plan, options->nodes)->excludes(ranks);
   CLI::Option* tokens = number("--tokens", options->tokens, "tokens that each rank brings");
   number("--cap", options->cap, "most tokens that a rank may bring (default: --tokens; with --budget: what the budget needs)");
   plan->add_option("--machine", options->machine, "whose SMs and rates to use (see --list)")
@@ -369,9 +389,10 @@ void add_plan(CLI::App& app, int& status) {
       ->type_name("FORMAT")
       ->capture_default_str();
   plan->add_option("--json", options->json, "also write the numbers to this file")->type_name("FILE");
-  CLI::Option* budget = add_budget_options(*plan, options->budget)->excludes(tokens);
-  CLI::Option* explain =
-      plan->add_flag("--explain", options->explain, "which way `auto` goes at which size up to --cap, and why")->excludes(budget);
+  CLI::Option* budget = add_budget_options(*plan, options->budget)->excludes(tokens)->excludes(up_to);
+  CLI::Option* explain = plan->add_flag("--explain", options->explain, "which way `auto` goes at which size up to --cap, and why")
+                             ->excludes(budget)
+                             ->excludes(up_to);
   plan->add_option("--tuning", options->tuning, "the table of times to explain (heddle tune; default: the shipped one)")
       ->type_name("FILE")
       ->needs(explain);

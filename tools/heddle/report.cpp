@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json phases_of(const JobResult& result) {
+Json phases_of(const JobResult& result, int nodes) {
   const std::pair<const char*, PhaseReport LayerReport::*> phases[] = {
       {"dispatch", &LayerReport::dispatch},     {"regroup", &LayerReport::regroup}, {"gemm1", &LayerReport::gemm1},
       {"activation", &LayerReport::activation}, {"gemm2", &LayerReport::gemm2},     {"combine", &LayerReport::combine}};
@@ -22,6 +22,7 @@ Json phases_of(const JobResult& result) {
   for (const auto& [name, member] : phases) {
     const PhaseReport total = result.total(member);
     json[name] = {{"seconds", total.seconds}, {"remote_bytes", total.remote_bytes}, {"local_bytes", total.local_bytes}};
+    if (nodes > 1) json[name]["between_bytes"] = total.between_bytes;
   }
   return json;
 }
@@ -38,6 +39,7 @@ std::vector<std::string> lines_of(const std::string& text) {
 std::string title_of(const LayerOptions& options) {
   std::string title(name(options.way));
   if (options.way == Way::elastic) title += fmt::format(" (reduce={})", word_of(reduces, options.reduce));
+  if (options.mode == NodeMode::hybrid) title += " (hybrid)";
   if (options.way == Way::gather && options.tensor_parallel) title += " (tensor-parallel)";
   if (options.expert_slices) title += " (slices)";
   if (options.combine == Combine::add) title += " (combine=add)";
@@ -88,6 +90,10 @@ Json configuration_of(const Inputs& inputs, const LayerOptions& options, const J
     json["ring"] = word_of(ring_sizes, options.ring);
     json["combine"] = word_of(combines, options.combine);
   }
+  if (inputs.nodes > 1) {
+    json["nodes"] = inputs.nodes;
+    json["mode"] = word_of(node_modes, options.mode);
+  }
   if (inputs.gpus > 0) {
     json["gpus"] = inputs.gpus;
     json["experts_engine"] = inputs.host_experts ? "host" : "cuda";
@@ -112,7 +118,7 @@ Json report_of(const Inputs& inputs, const LayerOptions& options, const JobResul
             {"configuration", configuration_of(inputs, options, result)},
             {"passes", result.reports.front().passes},
             {"seconds", result.seconds},
-            {"phases", phases_of(result)},
+            {"phases", phases_of(result, inputs.nodes)},
             {"per_rank", per_rank},
             {"copies_per_token", result.copies},
             {"host_waited", result.reports.front().host_waited},

@@ -57,6 +57,7 @@ std::vector<LayerOptions> wanted_ways(const VerifyArguments& arguments, const In
     if (way != Way::mega) options.combine = Combine::slots;
     if (!allows_layout(way, layout_of(way, options.runner))) return;
     if (options.expert_slices && way != Way::gather) return;
+    if (inputs.nodes > 1 && way != Way::elastic) return;
     if (way == Way::mega && !is_fusable(inputs, options)) return;
     wanted.push_back(options);
   };

@@ -34,6 +34,7 @@ inline const std::map<std::string, RunnerKind> runners{{"auto", RunnerKind::auto
                                                        {"routed", RunnerKind::routed}};
 inline const std::map<std::string, Activation> activations = map_of(activation_words);
 inline const std::map<std::string, WeightAt> weight_places{{"activation", WeightAt::activation}, {"combine", WeightAt::combine}};
+inline const std::map<std::string, NodeMode> node_modes{{"direct", NodeMode::direct}, {"hybrid", NodeMode::hybrid}};
 inline const std::map<std::string, Reduce> reduces{{"rank", Reduce::rank}, {"home", Reduce::home}};
 inline const std::map<std::string, Combine> combines{{"slots", Combine::slots}, {"add", Combine::add}};
 inline const std::map<std::string, Score> scores{{"softmax", Score::softmax},

@@ -1,0 +1,48 @@
+// Ranks on several nodes (docs/nodes.md). Inside a node ranks share memory, as in any group; between nodes they send messages
+// over a NodeLink. A group of this kind has its ranks numbered node after node: rank = node * ranks a node + place. Of the ways,
+// elastic works on it, in either NodeMode.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "heddle/group.hpp"
+
+namespace heddle {
+
+using NodeMessage = std::vector<std::byte>;
+
+/// Messages between ranks of different nodes. No call waits; whoever waits polls take() and keeps a deadline. Messages of one
+/// sender with one tag arrive in order. A link is used by one thread at a time. Throws Error of kind fault, naming the rank,
+/// where the transport itself says that a rank is gone.
+class NodeLink {
+ public:
+  virtual ~NodeLink() = default;
+  /// Most bytes of a message.
+  virtual std::size_t most_bytes() const = 0;
+  /// Hands a message over.
+  virtual void post(int peer, int tag, NodeMessage message) = 0;
+  /// The next message of that peer and tag, if it is here.
+  virtual std::optional<NodeMessage> take(int peer, int tag) = 0;
+  /// The next message of that tag from whoever sent one.
+  virtual std::optional<NodeMessage> take_any(int tag) = 0;
+  /// Has all that was posted left? A transport may need to be asked until it has.
+  virtual bool idle() = 0;
+};
+
+/// Tags that messages have.
+enum NodeTag : int { node_abort = 0, node_meeting = 1, node_rows = 2, node_results = 3, node_hello = 4 };
+
+/// `nodes` nodes of `ranks_a_node` ranks each in this process, one handle a rank, each used by one thread. Nodes share nothing but
+/// a queue of messages: what several machines do, on one, to learn, test and debug. Throws InputError.
+std::vector<std::unique_ptr<Group>> create_virtual_nodes(int nodes, int ranks_a_node, const GroupOptions& options = {});
+
+/// This process's rank of a group over nodes: `link` reaches the ranks of other nodes, and ranks of this node meet by the name
+/// (see join_process_group), which must differ from node to node where nodes share a machine. Throws as that does.
+std::unique_ptr<Group> join_nodes(const std::string& name, int node, int place, int nodes, int ranks_a_node,
+                                  std::shared_ptr<NodeLink> link, const GroupOptions& options = {});
+
+}  // namespace heddle
