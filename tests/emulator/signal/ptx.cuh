@@ -27,6 +27,7 @@ inline int uniform(int value) {
 }
 
 /// Kernels follow each other here.
+inline void wait_for_earlier_kernels() {}
 inline void let_next_kernel_launch() {}
 /// Arrives at some later moment.
 inline void load_bulk_once(void* to, const void* from, std::uint32_t bytes, std::uint64_t* barrier) {
