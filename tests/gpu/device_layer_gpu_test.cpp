@@ -326,6 +326,34 @@ TEST(DeviceLayerGpu, MaskedRanksAreSkippedAndComeBack) {
   }
 }
 
+// Products of so many tasks that a task wrong in some ten thousand is seen: kernels for the usual call of large row blocks were
+// right in every other test and had one (docs/performance.md, "Products for the usual call alone").
+TEST(DeviceLayerGpu, ManyRowsHaveTheSameBitsCallAfterCall) {
+  SKIP_WITHOUT_GPU();
+  constexpr int calls = 150;
+  for (const WeightKind kind : {WeightKind::mxfp4, WeightKind::fp8_block}) {
+    Case c = plain_case(1, kind);
+    c.layer.shape = {4096, 1024, 16, 6, {}};
+    c.placement = Placement::contiguous(c.layer.shape.experts, 1);
+    c.options.cap = 4096;
+    c.tokens = {4096};
+    SyntheticLayer layer(c.layer);
+    const LayerSource source = source_of(layer, c);
+    const Tokens tokens = draw_tokens(c, c.seed);
+    std::vector<bf16> first;
+    for (const Way way : {Way::low_latency, Way::mega}) {
+      c.take({way, Reduce::rank});
+      LayerBed bed({{&source, &c}}, {});
+      bed.load(c, tokens);
+      for (int call = 0; call < calls; ++call) {
+        const std::vector<bf16> out = bed.call(c);
+        if (first.empty()) first = out;
+        ASSERT_EQ(different_bits(out, first), 0u) << text_of(c) << ", call " << call;
+      }
+    }
+  }
+}
+
 TEST(DeviceLayerGpu, RefusedByName) {
   SKIP_WITHOUT_GPU();
   const auto expect_part = [](const std::string& text, const char* part) {
