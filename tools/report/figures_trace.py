@@ -35,9 +35,15 @@ def trace_result(results: Results) -> dict[str, Any]:
 
 
 def _shown(way: dict[str, Any]) -> list[dict[str, Any]]:
-    """The workers of rank 0, then those of others, as many as there is room for."""
-    rows = sorted(way.get("rows", []), key=lambda row: not row["label"].startswith("rank 0 "))
-    return rows[:MOST_ROWS]
+    """As many workers as there is room for: of rank 0 first, the first of every role before the second of any."""
+    turns: dict[str, int] = {}
+    ordered = []
+    for place, row in enumerate(way.get("rows", [])):
+        role = row["label"].rstrip("0123456789 ")
+        turns[role] = turns.get(role, -1) + 1
+        ordered.append((not row["label"].startswith("rank 0 "), turns[role], place))
+    shown = sorted(place for _, _, place in sorted(ordered)[:MOST_ROWS])
+    return [way["rows"][place] for place in shown]
 
 
 def _strip(axes: Axes, values: list[float], scale: float, at: float, colour: str, hatch: str) -> None:
