@@ -53,13 +53,11 @@ void HostGroup::meet(Counter counter, Word value, const std::string& what, std::
   }
 }
 
-/// Have the others met in a later era without this rank? What it reads of them may then belong to what they do since. Not so in
-/// groups without eras, where who masks a rank may be ahead of it, which is still on its way out of a barrier of all.
+/// Have the others met in a later reset without this rank? What it reads of them may then belong to what they do since.
 void HostGroup::throw_if_left_behind(int peer, const std::string& what) const {
   const Word mine = std::atomic_ref<Word>(part(rank()).generation).load(std::memory_order_relaxed);
   const Word theirs = std::atomic_ref<Word>(part(peer).generation).load(std::memory_order_acquire);
-  const bool has_eras = word_tag(theirs) > 0 || word_tag(mine) > 0;
-  if (!has_eras || (theirs <= mine + 1 && word_tag(theirs) <= word_tag(mine))) return;
+  if (theirs <= mine + 1 && word_tag(theirs) <= word_tag(mine)) return;
   throw FaultError({rank(), peer, what, "arrival, but it has left in a later reset", mine, theirs});
 }
 
