@@ -77,6 +77,20 @@ TEST(Descriptors, MoreThanWereExpectedAreNotTaken) {
   EXPECT_EQ(open_descriptors(), before) << "a descriptor that nobody wanted stayed open";
 }
 
+TEST(Descriptors, AnEndIsSeenBehindWhatIsLeft) {
+  const Descriptor listener = listen_on(name_of("end"), 1);
+  const Descriptor caller = call(name_of("end"));
+  Descriptor other = accept_caller(listener, in(milliseconds(1000)));
+  ASSERT_TRUE(other);
+  EXPECT_FALSE(has_ended(caller));
+  const std::byte word{7};
+  ASSERT_TRUE(send_message(other, {&word, 1}));
+  other = Descriptor();
+  EXPECT_FALSE(has_ended(caller));
+  EXPECT_TRUE(receive_message(caller, 1, 0, in(milliseconds(1000))));
+  EXPECT_TRUE(has_ended(caller));
+}
+
 TEST(Descriptors, WaitsEnd) {
   const Descriptor listener = listen_on(name_of("ends"), 1);
   const auto since = std::chrono::steady_clock::now();

@@ -130,6 +130,12 @@ std::optional<Message> receive_message(const Descriptor& connection, std::size_t
   return received;
 }
 
+bool has_ended(const Descriptor& connection) {
+  std::byte next{};
+  const ssize_t came = recv(connection.number(), &next, 1, MSG_PEEK | MSG_DONTWAIT);
+  return came == 0 || (came < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+}
+
 bool send_greeting(const Descriptor& connection, const Greeting& greeting, std::span<const int> descriptors) {
   return send_message(connection, std::as_bytes(std::span(&greeting, 1)), descriptors);
 }

@@ -54,6 +54,9 @@ struct Message {
 /// other side has gone, or it is of another size.
 std::optional<Message> receive_message(const Descriptor& connection, std::size_t bytes, std::size_t descriptors, WaitEnd end);
 
+/// Has the other side gone, with nothing of it left to receive? Does not wait.
+bool has_ended(const Descriptor& connection);
+
 /// Who calls: the first message of a connection. `key` tells members from strangers.
 struct Greeting {
   std::uint64_t key = 0;

@@ -49,7 +49,10 @@ std::shared_ptr<HostMemory> knock(const std::string& group_name, int rank, int r
       }
       if (!connection) continue;
       auto answer = receive_message(connection, 1, 1, Clock::now() + std::chrono::milliseconds(1));
-      if (!answer) continue;
+      if (!answer) {
+        if (has_ended(connection)) connection = Descriptor();  // who takes that rank's place has a door, too
+        continue;
+      }
       if (answer->bytes[0] == welcome && answer->descriptors.size() == 1)
         return HostMemory::adopt(answer->descriptors[0].release());
       throw InputError(fmt::format("group \"{}\": rank {} refused rank {} of {}; does the group have another number of ranks?",
