@@ -24,7 +24,8 @@ struct RecoveringDeviceLayers::Impl {
         now(original),
         dense(original),
         driver(group, options,
-               {[this] { interrupt(); }, [this](const Members& members, Interruption& times) { rebuild(members, times); }}) {
+               {[this] { interrupt(); }, [this](const Members& members, Interruption& times) { rebuild(members, times); },
+                [this](int rank) { return process_of(rank); }}) {
     for (const ContextLayer& layer : original) {
       check_movable(layer);
       if (layer.placement.ranks() != group.ranks() * mine.ranks) {
@@ -44,6 +45,15 @@ struct RecoveringDeviceLayers::Impl {
     }
     const int rank = workspace->first_rank(0);
     workspace->impl().give_up(rank, {{WordKind::failed, -1, -1}, rank, 0, 0});
+  }
+
+  /// Of a rank as the workspace numbers them, without gaps; -1: of none.
+  int process_of(int rank) const {
+    int before = rank / mine.ranks;
+    for (int process = 0; process < group.ranks(); ++process) {
+      if (driver.members().live[static_cast<std::size_t>(process)] && before-- == 0) return process;
+    }
+    return -1;
   }
 
   std::vector<bool> live_ranks(const Members& members) const {

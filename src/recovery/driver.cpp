@@ -12,6 +12,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+/// Roll calls in a row that lose and bring back nobody, before a fault is taken for one that another roll call does not mend.
+constexpr int most_idle_roll_calls = 8;
+
 double seconds(Clock::time_point from, Clock::time_point to) { return std::chrono::duration<double>(to - from).count(); }
 
 }  // namespace
@@ -30,9 +33,9 @@ Patience RecoveryDriver::patience() const {
   return {options_.grace, options_.patience ? others : 3 * group_.deadline()};
 }
 
-std::vector<bool> RecoveryDriver::suspects(int rank) const {
+std::vector<bool> RecoveryDriver::suspects(int member) const {
   std::vector<bool> named(static_cast<std::size_t>(group_.ranks()), false);
-  if (rank >= 0 && rank < group_.ranks() && rank != group_.rank()) named[static_cast<std::size_t>(rank)] = true;
+  if (member >= 0 && member < group_.ranks() && member != group_.rank()) named[static_cast<std::size_t>(member)] = true;
   return named;
 }
 
@@ -62,7 +65,8 @@ std::optional<RecoveryDriver::Trouble> RecoveryDriver::attempt(const std::functi
   try {
     body();
   } catch (const FaultError& error) {
-    return Trouble{error.what(), suspects(error.fault().peer)};
+    const int peer = error.fault().peer;
+    return Trouble{error.what(), suspects(peer < 0 ? peer : engine_.member_of(peer))};
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::fault) return Trouble{error.what(), suspects(-1)};
     agreement_.call();  // the others shall not wait for this rank
@@ -109,12 +113,20 @@ void RecoveryDriver::recover(Trouble trouble) {
   interruption.reason = trouble.reason;
   interruption.noticed = Clock::now();
   interruption.roll_calls = 0;
+  int idle = 0;
   do {
     is_built_ = false;
+    if (idle == most_idle_roll_calls) {
+      throw Error(ErrorKind::fault,
+                  fmt::format("recovery: {} roll calls in a row lost no rank, and each time what the mask needs could not be made; the last time: {}",
+                              idle, trouble.reason));
+    }
     const auto begin = Clock::now();
+    const std::vector<bool> before = members().live;
     agreement_.call();
     engine_.interrupt();
     agreement_.settle(trouble.suspects, patience());
+    idle = members().live == before ? idle + 1 : 0;
     interruption.agree += seconds(begin, Clock::now());
     interruption.roll_calls += 1;
   } while (!rebuild(interruption, trouble));

@@ -18,6 +18,8 @@ class RecoveryDriver {
     /// Collective over the members: makes everything for them, from a meeting that nobody passes before all have left what was
     /// there. Fills in the times.
     std::function<void(const Members&, Interruption&)> rebuild;
+    /// The member that brought a rank of the layers' workspace, which errors of a step name.
+    std::function<int(int)> member_of;
   };
   RecoveryDriver(Group& group, const RecoveryOptions& options, Engine engine);
 
@@ -35,7 +37,7 @@ class RecoveryDriver {
   std::optional<Trouble> attempt(const std::function<void()>& body);
   void recover(Trouble trouble);
   bool rebuild(Interruption& interruption, Trouble& trouble);
-  std::vector<bool> suspects(int rank) const;
+  std::vector<bool> suspects(int member) const;
   Patience patience() const;
 
   Group& group_;

@@ -19,7 +19,8 @@ struct RecoveringLayers::Impl {
         options(the_options),
         now(original),
         driver(group, options,
-               {[this] { interrupt(); }, [this](const Members& members, Interruption& times) { rebuild(members, times); }}) {
+               {[this] { interrupt(); }, [this](const Members& members, Interruption& times) { rebuild(members, times); },
+                [](int rank) { return rank; }}) {
     for (const ContextLayer& layer : original) check_movable(layer);
   }
 
