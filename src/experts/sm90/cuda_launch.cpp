@@ -20,8 +20,8 @@ extern template ProductKernel kernel_of<WeightKind::nvfp4>(RowBlocks, bool);
 extern template ProductKernel kernel_of<WeightKind::mxfp8>(RowBlocks, bool);
 
 template <WeightKind kind>
-ProductKernel plain_kernel_of(bool activates);
-extern template ProductKernel plain_kernel_of<WeightKind::mxfp4>(bool);
+ProductKernel plain_kernel_of(RowBlocks blocks, bool activates);
+extern template ProductKernel plain_kernel_of<WeightKind::mxfp4>(RowBlocks, bool);
 
 namespace {
 
@@ -39,9 +39,7 @@ KernelCalls calls_of(const ProductCall& call, bool activates) {
 }  // namespace
 
 ProductKernel find_kernel(WeightKind kind, RowBlocks blocks, bool activates, KernelCalls calls) {
-  // Large row blocks not: now and then such a kernel had a task wrong (docs/performance.md, "Products for the usual call alone").
-  if (calls == KernelCalls::plain && kind == WeightKind::mxfp4 && blocks == RowBlocks::small)
-    return plain_kernel_of<WeightKind::mxfp4>(activates);
+  if (calls == KernelCalls::plain && kind == WeightKind::mxfp4) return plain_kernel_of<WeightKind::mxfp4>(blocks, activates);
   switch (kind) {
     case WeightKind::bf16:
       return kernel_of<WeightKind::bf16>(blocks, activates);

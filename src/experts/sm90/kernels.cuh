@@ -13,10 +13,15 @@ ProductKernel describe_kernel() {
           shared_bytes<Shape>(0)};
 }
 
-/// Of small row blocks.
+template <WeightKind kind, bool activates>
+ProductKernel plain_kernel_for(RowBlocks blocks) {
+  return blocks == RowBlocks::small ? describe_kernel<Plain<SmallBlocks<kind, activates>>>()
+                                    : describe_kernel<Plain<LargeBlocks<kind, activates>>>();
+}
+
 template <WeightKind kind>
-ProductKernel plain_kernel_of(bool activates) {
-  return activates ? describe_kernel<Plain<SmallBlocks<kind, true>>>() : describe_kernel<Plain<SmallBlocks<kind, false>>>();
+ProductKernel plain_kernel_of(RowBlocks blocks, bool activates) {
+  return activates ? plain_kernel_for<kind, true>(blocks) : plain_kernel_for<kind, false>(blocks);
 }
 
 template <WeightKind kind, bool activates>

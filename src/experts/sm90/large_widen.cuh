@@ -116,13 +116,15 @@ class StageWidener {
   RingPosition<Shape::operand_stages> to_;
 
  private:
-  /// A whole tile without step exponents, the usual one. The next codes are always on their way, across stages too.
+  /// A whole tile without step exponents, the usual one. The next codes are always on their way, across stages too; so a stage is
+  /// left only when its last codes have become operands: arriving at a barrier does not wait for loads that are under way.
   __device__ __forceinline__ void widen_whole(int stages) {
     constexpr int halves = tile_slabs * halves_a_slab;
     shared_.weight_ring.wait_full(from_);
     auto now = me_.load(stored(), 0);
 #pragma unroll 1
     for (int stage = 0; stage < stages; ++stage) {
+      const auto read = from_;
       shared_.widened.ring.wait_empty(to_);
 #pragma unroll
       for (int half = 0; half < halves; ++half) {
@@ -130,7 +132,7 @@ class StageWidener {
         if (half + 1 < halves) {
           next = me_.load(stored(), half + 1);
         } else {
-          leave();
+          from_.advance();
           if (stage + 1 < stages) {
             shared_.weight_ring.wait_full(from_);
             next = me_.load(stored(), 0);
@@ -139,6 +141,7 @@ class StageWidener {
         me_.store(now, shared_.widened.operands[to_.stage], half);
         now = next;
       }
+      shared_.weight_ring.leave_together(read);
       fill();
     }
   }

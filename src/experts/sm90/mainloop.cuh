@@ -199,9 +199,9 @@ class MainLoop {
       const int slab = item / Shape::parts;
       std::uint32_t a[slab_registers];
       load(a, item);
-      if (item == items - 1) leave_weights();
       const RowPair weight = step_weight(slab);
       start(partial, a, item % Shape::parts);
+      if (item == items - 1) leave_weights();  // the products have begun, so all loads have arrived
       finish(partial);
       if (item % Shape::parts == Shape::parts - 1) promote<factors>(partial, 0, weight, sums.slab[slab]);
     }
@@ -315,7 +315,7 @@ class MainLoop {
     }
   }
 
-  /// The stage's weights are in registers, this warp's share of them at least.
+  /// The stage's weights are in registers, this warp's share of them at least. Not only asked for: see ring.cuh.
   __device__ void leave_weights() { Chunk::leave(shared_, at_.weights); }
   __device__ void leave_rows() {
     shared_.row_ring.leave_together(at_.rows);

@@ -71,7 +71,8 @@ struct RingBarriers {
     const trace::WarpSum waiting(trace::Room::wait);
     cutlass::arch::ClusterBarrier::wait(&empty[at.stage], (at.round & 1) ^ 1);
   }
-  /// By all lanes of a warp that have read the stage, or stored into it.
+  /// By all lanes of a warp that have read the stage, or stored into it. Who reads with loads must have *used* what they brought:
+  /// an arrival does not wait for loads that are under way, and a stage that bulk copies fill anew is then overwritten before them.
   __device__ void leave_together(const RingPosition<stages>& at) const {
     __syncwarp();
     if (speaks()) leave(at);

@@ -10,9 +10,9 @@ extern template MegaKernel mega_kernel_of<WeightKind::fp8_block>(RowBlocks);
 extern template MegaKernel mega_kernel_of<WeightKind::mxfp4>(RowBlocks);
 
 template <WeightKind kind>
-MegaKernel plain_mega_kernel_of();
-extern template MegaKernel plain_mega_kernel_of<WeightKind::fp8_block>();
-extern template MegaKernel plain_mega_kernel_of<WeightKind::mxfp4>();
+MegaKernel plain_mega_kernel_of(RowBlocks blocks);
+extern template MegaKernel plain_mega_kernel_of<WeightKind::fp8_block>(RowBlocks);
+extern template MegaKernel plain_mega_kernel_of<WeightKind::mxfp4>(RowBlocks);
 
 template <WeightKind kind, WeightKind shared>
 MegaKernel mega_pair_kernel_of(RowBlocks blocks);
@@ -22,10 +22,8 @@ MegaKernel find_mega_kernel(WeightKind kind, WeightKind shared, RowBlocks blocks
   if (kind == WeightKind::mxfp4 && shared == WeightKind::fp8_block)
     return mega_pair_kernel_of<WeightKind::mxfp4, WeightKind::fp8_block>(blocks);
   if (!has_fused_kernel(kind, shared)) return {};
-  if (calls == KernelCalls::plain && blocks == RowBlocks::small) {  // large ones: see find_kernel
-    if (kind == WeightKind::fp8_block) return plain_mega_kernel_of<WeightKind::fp8_block>();
-    if (kind == WeightKind::mxfp4) return plain_mega_kernel_of<WeightKind::mxfp4>();
-  }
+  if (calls == KernelCalls::plain && kind == WeightKind::fp8_block) return plain_mega_kernel_of<WeightKind::fp8_block>(blocks);
+  if (calls == KernelCalls::plain && kind == WeightKind::mxfp4) return plain_mega_kernel_of<WeightKind::mxfp4>(blocks);
   switch (kind) {
     case WeightKind::bf16:
       return mega_kernel_of<WeightKind::bf16>(blocks);

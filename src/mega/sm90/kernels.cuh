@@ -19,10 +19,10 @@ MegaKernel mega_pair_kernel_of(RowBlocks blocks) {
                                     : describe_mega_kernel<MegaPairShape<kind, shared, RowBlocks::large>>();
 }
 
-/// Of small row blocks.
 template <WeightKind kind>
-MegaKernel plain_mega_kernel_of() {
-  return describe_mega_kernel<Plain<MegaShape<kind, RowBlocks::small>>>();
+MegaKernel plain_mega_kernel_of(RowBlocks blocks) {
+  return blocks == RowBlocks::small ? describe_mega_kernel<Plain<MegaShape<kind, RowBlocks::small>>>()
+                                    : describe_mega_kernel<Plain<MegaShape<kind, RowBlocks::large>>>();
 }
 
 template <WeightKind kind>

@@ -1,5 +1,5 @@
 #include "mega/sm90/kernels.cuh"
 
 namespace heddle::sm90 {
-template MegaKernel plain_mega_kernel_of<WeightKind::fp8_block>();
+template MegaKernel plain_mega_kernel_of<WeightKind::fp8_block>(RowBlocks);
 }  // namespace heddle::sm90
