@@ -117,9 +117,9 @@ void RecoveryDriver::recover(Trouble trouble) {
   do {
     is_built_ = false;
     if (idle == most_idle_roll_calls) {
-      throw Error(ErrorKind::fault,
-                  fmt::format("recovery: {} roll calls in a row lost no rank, and each time what the mask needs could not be made; the last time: {}",
-                              idle, trouble.reason));
+      throw Error(ErrorKind::fault, fmt::format("recovery: {} roll calls in a row lost no rank, and each time what the mask needs "
+                                                "could not be made; the last time: {}",
+                                                idle, trouble.reason));
     }
     const auto begin = Clock::now();
     const std::vector<bool> before = members().live;
