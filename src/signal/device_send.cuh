@@ -57,19 +57,19 @@ class RowSender {
     std::uint32_t code = 0;  ///< as stored
   };
 
+  /// Each scale format has code of its own: a division is long, and where it stands between what runs, that comes from far away.
+  template <ScaleFormat scale_format>
   struct Fp8 {
-    ScaleFormat scale_format;
+    static constexpr bool power_of_two = scale_format == ScaleFormat::ue8m0;
     __device__ std::int32_t magnitude(float value) const { return fp8_magnitude(value); }
     __device__ GroupScale make(float amax) const {
       GroupScale group;
       group.scale = fp8_scale(amax, scale_format);
-      const bool power_of_two = scale_format == ScaleFormat::ue8m0;
       group.inverse = power_of_two ? fp8_inverse(group.scale) : 0.0f;
       group.code = power_of_two ? fp8_scale_byte(group.scale) : float_bits(group.scale);
       return group;
     }
     __device__ void store(int n, std::byte* const* places, int at, const Sixteen& values, const GroupScale& group) const {
-      const bool power_of_two = scale_format == ScaleFormat::ue8m0;
       std::uint32_t codes[4] = {};
 #pragma unroll
       for (int i = 0; i < 16; i += 2) {
@@ -113,18 +113,28 @@ class RowSender {
       if (found > 0) send_quantised(lane, found, places, from, format, first, last);
     }
   }
-  __device__ __noinline__ static void send_quantised(int lane, int n, std::byte* const* places, const bf16* from,
-                                                     const RowFormat& format, int first, int last) {
+  /// The format by value: with an address, all that it lies in would have to be in memory.
+  __device__ __noinline__ static void send_quantised(int lane, int n, std::byte* const* places, const bf16* from, RowFormat format,
+                                                     int first, int last) {
     if (format.wire == Wire::nvfp4) {
       send_groups<1, 1>(lane, n, places, from, format, first, last, Nvfp4{format.global_scale});
-    } else if (format.quantisation.group == 128 && last - first == 1) {
-      send_groups<8, 1>(lane, n, places, from, format, first, last, Fp8{format.quantisation.scale});
-    } else if (format.quantisation.group == 128 && last - first == 2) {
-      send_groups<8, 2>(lane, n, places, from, format, first, last, Fp8{format.quantisation.scale});
-    } else if (format.quantisation.group == 128) {
-      send_groups<8, 4>(lane, n, places, from, format, first, last, Fp8{format.quantisation.scale});
+    } else if (format.quantisation.scale == ScaleFormat::ue8m0) {
+      send_fp8<ScaleFormat::ue8m0>(lane, n, places, from, format, first, last);
     } else {
-      send_groups<2, 2>(lane, n, places, from, format, first, last, Fp8{format.quantisation.scale});
+      send_fp8<ScaleFormat::f32>(lane, n, places, from, format, first, last);
+    }
+  }
+  template <ScaleFormat scale>
+  __device__ static void send_fp8(int lane, int n, std::byte* const* places, const bf16* from, const RowFormat& format, int first,
+                                  int last) {
+    if (format.quantisation.group != 128) return send_groups<2, 2>(lane, n, places, from, format, first, last, Fp8<scale>{});
+    switch (last - first) {
+      case 1:
+        return send_groups<8, 1>(lane, n, places, from, format, first, last, Fp8<scale>{});
+      case 2:
+        return send_groups<8, 2>(lane, n, places, from, format, first, last, Fp8<scale>{});
+      default:
+        return send_groups<8, 4>(lane, n, places, from, format, first, last, Fp8<scale>{});
     }
   }
 

@@ -53,6 +53,17 @@ __device__ inline std::uint64_t fetch_add_relaxed_gpu(std::uint64_t* address, st
 __device__ inline void store_release_gpu(std::uint64_t* address, std::uint64_t value) {
   asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
+/// In shared memory, for the CTA, by those lanes that are asked to; 0 for the others. Without a branch.
+__device__ inline int add_acq_rel_cta(std::uint32_t address, int value, bool asked) {
+  int old;
+  asm volatile(
+      "{\n\t.reg .pred asked;\n\tsetp.ne.s32 asked, %3, 0;\n\tmov.s32 %0, 0;\n\t"
+      "@asked atom.add.acq_rel.cta.shared::cta.s32 %0, [%1], %2;\n\t}"
+      : "=&r"(old)
+      : "r"(address), "r"(value), "r"(static_cast<int>(asked))
+      : "memory");
+  return old;
+}
 __device__ inline void fence_acquire_release_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 /// A value that all lanes have, in a way that the compiler knows it: loops and products that hang on it stay uniform.
 __device__ inline int uniform(int value) { return static_cast<int>(__reduce_or_sync(0xFFFFFFFFu, static_cast<unsigned>(value))); }

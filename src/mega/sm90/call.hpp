@@ -15,10 +15,19 @@ namespace heddle::sm90 {
 enum class MegaSource : std::uint8_t { gemm1, gemm2, shared_gemm1, shared_gemm2 };
 inline constexpr int mega_sources = 4;
 
+/// What the roles of a CTA know, alike in all CTAs of a rank and from call to call: the host works it out once, and CTAs copy it
+/// into their shared memory as it is.
+struct MegaKnown {
+  MegaCall call;                 ///< but for what is a call's or a CTA's own: input and scratch
+  ActivatedStore activated[2];   ///< where GEMM 1 leaves activations: of routed experts, of the shared one
+  TokenRows rows[mega_sources];  ///< where tasks find token scales
+  OrderedMatrix weights[mega_sources];
+};
+
 /// What one rank keeps from call to call, in memory of the GPU.
 struct MegaRank {
   RowTensor rows[mega_sources];  ///< arrived ring, intermediate ring; input region, the shared expert's activations
-  OrderedMatrix weights[mega_sources];
+  MegaKnown known;
 };
 
 /// The launches around it, by all warps of a CTA: before, a rank's tokens into its input region, and their announcement; behind,

@@ -46,22 +46,33 @@ struct PutResults {
 /// Where GEMM 1 leaves activations. Rows' weights lie in the task's slot, by their number in the task.
 template <class Shape>
 __device__ ActivatedStore store_of(const MegaShared<Shape>& shared, const KernelTask& task, int slot) {
-  ActivatedStore store = shared.activated[task.is_shared() ? 1 : 0];
+  ActivatedStore store = shared.known.activated[task.is_shared() ? 1 : 0];
   store.weights = task.is_shared() ? nullptr : shared.factors[slot];
   store.map.kind = RowMap::Kind::blocks;
   store.map.block_rows = 0;
   return store;
 }
 
-/// All math threads: the task's results are stored; tells those who wait for them. By then nobody of the CTA stores any more. Every
-/// branch here is one that the compiler knows to be a whole warp's: else the loops around keep nothing uniform.
+/// Whether this math warp is the last one to finish the task in `slot`: then all stores of the others come before what it tells.
+/// Nobody waits for it, as everybody would at a barrier.
 template <class Shape>
-__device__ __forceinline__ void note_done(MegaShared<Shape>& shared, const DeviceTeam& team, const KernelTask& task) {
-  if (task.is_gemm1()) ptx::fence_proxies();  // the unit that copies tensors reads what threads have stored
-  meet_math<Shape>();
-  if (ptx::uniform(static_cast<int>(threadIdx.x / warp_threads)) != 0 || shared.has_stopped()) return;
+__device__ __forceinline__ bool is_last_to_finish(MegaShared<Shape>& shared, int slot) {
+  static_assert((Shape::math_warps & (Shape::math_warps - 1)) == 0, "counts go on from task to task, and may wrap");
+  __syncwarp();
+  const bool speaks = threadIdx.x % warp_threads == 0;
+  const int before = ptx::add_acq_rel_cta(ptx::shared_address(&shared.finished[slot]), 1, speaks);
+  // A vote: the compiler knows its result to be a whole warp's, and keeps the loops around uniform.
+  return __any_sync(0xFFFFFFFFu, speaks && (before & (Shape::math_warps - 1)) == Shape::math_warps - 1) != 0;
+}
+
+/// By a math warp: its part of the task's results is stored. The last one tells those who wait for them; the unit that copies
+/// tensors has its fence where it reads. Every branch here is one that the compiler knows to be a whole warp's: else the loops
+/// around keep nothing uniform.
+template <class Shape>
+__device__ __forceinline__ void note_done(MegaShared<Shape>& shared, const DeviceTeam& team, const KernelTask& task, int slot) {
+  if (!is_last_to_finish(shared, slot) || shared.has_stopped()) return;
   DeviceWorker<RowMover::plain, MathWarp> w(team, shared.begun, {});
-  const MegaLayout& layout = shared.call.layout;
+  const MegaLayout& layout = shared.known.call.layout;
   switch (task.source) {
     case MegaSource::gemm1:
       mega_note_step(w, layout, task.block(), task.task.tile);
@@ -101,7 +112,7 @@ struct MegaMath {
   __device__ __forceinline__ void run(const KernelTask& task) const {
     trace::WarpSpan span(trace::Kind::products, task);
     Shared<Engine>& engine = engine_of<Engine>(shared);
-    OrderedMatrix weights = shared.weights[static_cast<int>(task.source)];
+    OrderedMatrix weights = shared.known.weights[static_cast<int>(task.source)];
     weights.plan = plan_of<Engine::kind>(shared, task);
     factors.fetch(weights, task.task);
     Sums<Engine, tokens> sums;
@@ -165,7 +176,7 @@ __device__ __forceinline__ void compute_tasks(MegaShared<Shape>& shared, const M
     } else {
       with_tile<Shape>(task.task.rows, math, task);
     }
-    note_done(shared, call.team, task);
+    note_done(shared, call.team, task, tasks.slot());
     tasks.leave();
   }
 }
@@ -176,7 +187,7 @@ __device__ __forceinline__ void compute_large(MegaShared<Shape>& shared, const M
   trace::WarpSpan span(trace::Kind::products, task);
   Shared<Engine>& engine = engine_of<Engine>(shared);
   const LargePosition me(pieces == 2);
-  OrderedMatrix weights = shared.weights[static_cast<int>(task.source)];
+  OrderedMatrix weights = shared.known.weights[static_cast<int>(task.source)];
   weights.plan = plan_of<Engine::kind>(shared, task);
   const WeightPlan& plan = weights.plan;
   const LargeRowFactors<Engine> factors(engine, me);
@@ -235,7 +246,7 @@ requires Shape::tokens_first __device__ __forceinline__ void compute_tasks(MegaS
     } else {
       compute_large(shared, call, task, tasks.slot(), at, turn);
     }
-    note_done(shared, call.team, task);
+    note_done(shared, call.team, task, tasks.slot());
     tasks.leave();
   }
 }

@@ -14,9 +14,12 @@
 namespace heddle {
 
 using cuda::check;
+using sm90::ActivatedStore;
+using sm90::MegaKnown;
 using sm90::MegaRank;
 using sm90::MegaSource;
 using sm90::RowBlocks;
+using sm90::TokenRows;
 
 namespace {
 
@@ -145,6 +148,36 @@ DeviceMega::Variant DeviceMega::make_variant(RowBlocks blocks, WeightKind kind, 
   return variant;
 }
 
+/// But for the weights. `heap`: as the rank sees it.
+MegaKnown DeviceMega::known_of(const HeapView& heap, const Variant& variant) const {
+  const sm90::MegaKernelCall& call = variant.call;
+  const MegaLayout& layout = call.layout;
+  MegaKnown known;
+  known.call.layout = layout;
+  known.call.placement = call_.placement;
+  const Placement placement = place_ == SharedPlace::extra_expert ? mega_placement(options_) : options_.placement;
+  known.call.local_experts = static_cast<int>(placement.experts_of(heap.rank).size());
+  const auto describe = [&](const StepRegion& region, std::size_t token_rows, ActivatedStore& store, TokenRows& tokens,
+                            TokenRows& activated) {
+    store.format = region.format.activation;
+    store.quantisation = region.format.quantisation;
+    store.clamp = call.clamp;
+    store.values = heap.mine<std::byte>(region.values(0, 0));
+    store.value_stride = region.format.row_bytes();
+    store.scales = heap.mine<std::byte>(region.scales(0, 0));
+    store.scale_stride = region.format.scale_row_bytes();
+    tokens.scales = heap.mine<std::byte>(token_rows) + layout.wire.scale_offset();
+    tokens.scale_stride = layout.wire.row_bytes();
+    activated.scales = store.scales;
+    activated.scale_stride = store.scale_stride;
+    tokens.scaling = activated.scaling = call.scaling;
+    tokens.format = activated.format = region.format.quantisation.scale;
+  };
+  describe(layout.intermediate(), layout.arrived(0), known.activated[0], known.rows[0], known.rows[1]);
+  describe(layout.shared_intermediate(), layout.row(0), known.activated[1], known.rows[2], known.rows[3]);
+  return known;
+}
+
 MegaRank DeviceMega::part_of(int local, const Variant& variant) const {
   const MegaLayout& layout = variant.call.layout;
   HeapView heap = workspace_.view(gpu_);
@@ -159,9 +192,10 @@ MegaRank DeviceMega::part_of(int local, const Variant& variant) const {
                                  region.rows, variant.kernel.box_rows);
   };
   MegaRank part;
+  part.known = known_of(heap, variant);
   const auto set = [&](MegaSource source, const sm90::RowTensor& rows, const sm90::OrderedMatrix& weights) {
     part.rows[static_cast<int>(source)] = rows;
-    part.weights[static_cast<int>(source)] = weights;
+    part.known.weights[static_cast<int>(source)] = weights;
   };
   const sm90::DeviceWeights& routed = *weights_.routed[size(local)];
   set(MegaSource::gemm1, wire_rows(layout.arrived(0), layout.ring_rows()), routed.gate_up());

@@ -68,6 +68,7 @@ class DeviceMega final : public DeviceExchangeBase {
   void load_weights(std::span<const LayerWeights> weights);
   sm90::KernelCalls calls() const;
   Variant make_variant(sm90::RowBlocks blocks, WeightKind kind, WeightKind shared, const DeviceClamp& clamp) const;
+  sm90::MegaKnown known_of(const HeapView& heap, const Variant& variant) const;
   sm90::MegaRank part_of(int local, const Variant& variant) const;
   const Variant& variant_for(int max_tokens) const;
 

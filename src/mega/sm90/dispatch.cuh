@@ -8,7 +8,7 @@ namespace heddle::sm90 {
 /// By a warp; `place`: one of as many as there are CTAs.
 template <class Shape>
 __device__ void dispatch_rows(MegaShared<Shape>& shared, const DeviceTeam& team, const RoleWarp& place) {
-  const MegaCall& call = shared.call;
+  const MegaCall& call = shared.known.call;
   PullWorker w(team, shared.begun, place, shared.pulled, shared.counted);
   trace::WarpSpan span(trace::Kind::count);
   const bool counted = mega_hear(w, call.layout) && mega_take_counts(w, call);

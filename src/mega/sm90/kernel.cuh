@@ -13,69 +13,42 @@
 
 namespace heddle::sm90 {
 
-/// The call of this CTA's rank.
+/// By all threads.
 template <class Shape>
-__device__ MegaCall call_of_rank(MegaShared<Shape>& shared, const MegaKernelCall& call, int rank) {
-  MegaCall mine;
-  mine.layout = call.layout;
-  const DeviceInput& input = call.ranks[blockIdx.y].input;
-  mine.input = {0, call.topk, input.hidden, input.ids, input.weights};
-  mine.placement = call.placement;
-  mine.local_experts = call.placement.experts_on[rank];
-  mine.scratch.arrived = shared.counts();
-  mine.scratch.rows = mine.scratch.arrived + mine.local_experts * call.layout.shape.ranks;
-  mine.scratch.ends = mine.scratch.rows + mine.local_experts;
-  mine.scratch.row_ends = mine.scratch.ends + mine.local_experts;
-  return mine;
+__device__ void take_known(MegaShared<Shape>& shared, const MegaRank& part) {
+  constexpr int vectors = sizeof(MegaKnown) / sizeof(uint4);
+  static_assert(sizeof(MegaKnown) % sizeof(uint4) == 0 && vectors <= Shape::threads);
+  const int i = static_cast<int>(threadIdx.x);
+  if (i < vectors) reinterpret_cast<uint4*>(&shared.known)[i] = __ldg(reinterpret_cast<const uint4*>(&part.known) + i);
 }
 
-/// Where tasks find token scales, and where activations go. By one thread.
-template <class Shape>
-__device__ void lay_down_regions(MegaShared<Shape>& shared, const MegaKernelCall& call, const HeapView& heap) {
-  const MegaLayout& layout = call.layout;
-  const StepRegion regions[] = {layout.intermediate(), layout.shared_intermediate()};
-  for (int which = 0; which < 2; ++which) {
-    const StepRegion& region = regions[which];
-    ActivatedStore& store = shared.activated[which];
-    store = ActivatedStore{};
-    store.format = region.format.activation;
-    store.quantisation = region.format.quantisation;
-    store.clamp = call.clamp;
-    store.values = heap.mine<std::byte>(region.values(0, 0));
-    store.value_stride = region.format.row_bytes();
-    store.scales = heap.mine<std::byte>(region.scales(0, 0));
-    store.scale_stride = region.format.scale_row_bytes();
-    TokenRows& tokens = shared.rows[2 * which];
-    TokenRows& activated = shared.rows[2 * which + 1];
-    tokens = activated = TokenRows{};
-    tokens.scales = heap.mine<std::byte>(which == 0 ? layout.arrived(0) : layout.row(0)) + layout.wire.scale_offset();
-    tokens.scale_stride = layout.wire.row_bytes();
-    activated.scales = store.scales;
-    activated.scale_stride = store.scale_stride;
-    tokens.scaling = activated.scaling = call.scaling;
-    tokens.format = activated.format = region.format.quantisation.scale;
-  }
-}
-
-/// What does not hang on the launches before. By one thread.
+/// By one thread, beside it.
 template <class Shape>
 __device__ void prepare_roles(MegaShared<Shape>& shared, const MegaKernelCall& call) {
-  HeapView heap = call.team.heap;
-  heap.rank += static_cast<int>(blockIdx.y);
   shared.stopped = 0;
-  lay_down_regions(shared, call, heap);
-  for (int source = 0; source < mega_sources; ++source) shared.weights[source] = call.parts[blockIdx.y].weights[source];
+  for (int& warps : shared.finished) warps = 0;
   create_rings(shared.engine, call.scaling == TokenScales::none ? arrivals_a_warp : 2 * arrivals_a_warp);
   shared.task_ring.create(1, Shape::math_warps + Shape::widening_threads / warp_threads + 2);
   cutlass::arch::ClusterBarrier::init(&shared.counted, arrivals_a_warp);
   cutlass::arch::fence_barrier_init();
-  shared.call = call_of_rank(shared, call, heap.rank);
+}
+
+/// What is this CTA's own of its rank's call. By one thread, behind both.
+template <class Shape>
+__device__ void complete_known(MegaShared<Shape>& shared, const MegaKernelCall& call) {
+  MegaCall& mine = shared.known.call;
+  const DeviceInput& input = call.ranks[blockIdx.y].input;
+  mine.input = {0, call.topk, input.hidden, input.ids, input.weights};
+  mine.scratch.arrived = shared.counts();
+  mine.scratch.rows = mine.scratch.arrived + mine.local_experts * mine.layout.shape.ranks;
+  mine.scratch.ends = mine.scratch.rows + mine.local_experts;
+  mine.scratch.row_ends = mine.scratch.ends + mine.local_experts;
 }
 
 /// By the same thread. False where the call has ended already.
 template <class Shape>
 __device__ bool begin_call(MegaShared<Shape>& shared, const MegaKernelCall& call) {
-  shared.call.input.tokens = *static_cast<const volatile int*>(call.ranks[blockIdx.y].input.tokens);
+  shared.known.call.input.tokens = *static_cast<const volatile int*>(call.ranks[blockIdx.y].input.tokens);
   return join_call(call.team, shared.begun);
 }
 
@@ -85,7 +58,7 @@ __device__ __forceinline__ void finish_call(MegaShared<Shape>& shared, const Meg
   meet_math<Shape>();
   if (shared.has_stopped() || threadIdx.x >= warp_threads) return;
   MegaWorker w(call.team, shared.begun, {static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)});
-  if (mega_finish(w, shared.call.layout) && threadIdx.x == 0) end_joined(call.team);
+  if (mega_finish(w, shared.known.call.layout) && threadIdx.x == 0) end_joined(call.team);
 }
 
 /// The loading warpgroup, a role a warp.
@@ -116,7 +89,10 @@ __global__ void __launch_bounds__(Shape::threads, 1) mega_kernel(const __grid_co
   static_assert(mega_shared_bytes<Shape>() <= most_shared_bytes, "a CTA's shared memory");
   auto& shared = *reinterpret_cast<MegaShared<Shape>*>(memory);
   const int thread = static_cast<int>(threadIdx.x);
+  take_known(shared, call.parts[blockIdx.y]);  // this far nothing hangs on the launches before
   if (thread == 0) prepare_roles(shared, call);
+  __syncthreads();
+  if (thread == 0) complete_known(shared, call);
   ptx::wait_for_earlier_kernels();
   ptx::let_next_kernel_launch();
   bool there = true;

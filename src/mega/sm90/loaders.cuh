@@ -31,7 +31,7 @@ class AwaitedRows {
 
   /// How many stages are there, at least one more; 0: gave up.
   __device__ int look() {
-    const MegaLayout& layout = shared_.call.layout;
+    const MegaLayout& layout = shared_.known.call.layout;
     const MegaBlock block = task_.block();
     switch (task_.source) {
       case MegaSource::gemm1:
@@ -56,7 +56,7 @@ class AwaitedRows {
 template <class Shape>
 __device__ void lay_down_rows(MegaShared<Shape>& shared, const KernelTask& task, int slot) {
   const HeapView& heap = shared.begun.heap;
-  const MegaLayout& layout = shared.call.layout;
+  const MegaLayout& layout = shared.known.call.layout;
   for (int i = static_cast<int>(threadIdx.x) % warp_threads; i < task.task.rows; i += warp_threads) {
     const auto row = static_cast<std::size_t>(task.task.flat + i);
     if (task.source == MegaSource::gemm1) shared.factors[slot][i] = *heap.mine<const float>(layout.row_weight(row));
@@ -106,11 +106,11 @@ __device__ void load_scales(MegaShared<Shape>& shared, MegaWorker w) {
   KernelTask task;
   while (tasks.next(task)) {
     const int source = static_cast<int>(task.source);
-    if (shared.rows[source].scaling != TokenScales::none) {
+    if (shared.known.rows[source].scaling != TokenScales::none) {
       const trace::WarpSpan span(trace::Kind::scales, task);
       const WeightPlan plan = plan_of(shared, task);
       AwaitedRows<Shape> rows(shared, w, task);
-      loader.load(shared.rows[source], plan.cols, task.task, plan.steps() / Shape::parts, rows);
+      loader.load(shared.known.rows[source], plan.cols, task.task, plan.steps() / Shape::parts, rows);
     }
     tasks.leave();
   }

@@ -45,15 +45,13 @@ struct MegaShared {
   PullMemory pulled;
 
   // Laid down before the roles part.
-  alignas(16) MegaCall call;
+  MegaKnown known;
   BegunCall begun;
-  ActivatedStore activated[2];   ///< where GEMM 1 leaves activations: of routed experts, of the shared one
-  TokenRows rows[mega_sources];  ///< where tasks find token scales
-  OrderedMatrix weights[mega_sources];
 
   KernelTask tasks[task_slots];
   bf16* results[task_slots][Shape::most_tokens];  ///< of GEMM 2: where each row's go
   float factors[task_slots][Shape::most_tokens];  ///< of GEMM 1: each row's weight
+  int finished[task_slots];                       ///< how often a math warp has stored its part of a task there
   RingBarriers<task_slots> task_ring;
   std::uint64_t counted;  ///< a barrier: rows are counted and the first of them asked for, or never will be
   int stopped;            ///< a wait gave up; what follows is only to end in order

@@ -44,7 +44,7 @@ class TaskReader {
 /// The plan of a task's weights, of a kind that the caller knows, likewise.
 template <WeightKind kind, class Shape>
 __device__ WeightPlan plan_of(const MegaShared<Shape>& shared, const KernelTask& task) {
-  const WeightPlan& found = shared.weights[static_cast<int>(task.source)].plan;
+  const WeightPlan& found = shared.known.weights[static_cast<int>(task.source)].plan;
   return {kind, task.is_gemm1(), ptx::uniform(found.step_exponents) != 0, ptx::uniform(found.rows), ptx::uniform(found.cols)};
 }
 
@@ -91,7 +91,7 @@ __device__ void for_shared_tasks(const MegaCall& call, MegaSource source, const 
 /// Streams a task's weights. By one thread.
 template <class Shape>
 __device__ void stream_weights(MegaShared<Shape>& shared, WeightStream<Shape>& stream, const KernelTask& task) {
-  OrderedMatrix weights = shared.weights[static_cast<int>(task.source)];
+  OrderedMatrix weights = shared.known.weights[static_cast<int>(task.source)];
   if constexpr (has_two_kinds<Shape>) {
     if (task.is_shared()) {
       weights.plan.kind = Shape::shared_kind;
@@ -114,7 +114,7 @@ __device__ void await_counts(const MegaShared<Shape>& shared) {
 /// of all that are under way is always one that somebody works on, so nobody waits for a task behind his own.
 template <class Shape>
 __device__ void claim_tasks(MegaShared<Shape>& shared, MegaWorker w) {
-  const MegaCall& call = shared.call;
+  const MegaCall& call = shared.known.call;
   EntryWriter<KernelTask, task_slots> tasks(shared.tasks, shared.task_ring);
   WeightStream<Shape> stream(shared.engine);
   const auto take = [&](const KernelTask& task) {
