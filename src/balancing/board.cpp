@@ -15,9 +15,7 @@ BalancingBoard::BalancingBoard(Group& members, int experts)
       counts_stride_(align_up(experts_ * sizeof(std::int64_t), 128)),
       heap_(members.create_heap(counts_begin + 2 * counts_stride_)) {}
 
-Word& BalancingBoard::ready(int member, std::int64_t change) const {
-  return heap_.view.at<Word>(member, 0)[change % 2];
-}
+Word& BalancingBoard::ready(int member, std::int64_t change) const { return heap_.view.at<Word>(member, 0)[change % 2]; }
 
 std::int64_t* BalancingBoard::counts_of(int member, std::int64_t look) const {
   return heap_.view.at<std::int64_t>(member, counts_begin + static_cast<std::size_t>(look % 2) * counts_stride_);

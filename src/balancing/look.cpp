@@ -53,9 +53,8 @@ void check_balancing(const LayerShape& shape, const ReplicaMap& map, const Layer
 }
 
 std::string describe_balancing(const ReplicaMap& map, const BalancingOptions& o) {
-  std::string text =
-      fmt::format("copy rule={}\nnodes={}\ngroups={}\nlooks every={}\nworth={}\n", static_cast<int>(o.rule), o.nodes,
-                  o.groups.value_or(map.experts()), o.every.value_or(0), o.worth);
+  std::string text = fmt::format("copy rule={}\nnodes={}\ngroups={}\nlooks every={}\nworth={}\n", static_cast<int>(o.rule), o.nodes,
+                                 o.groups.value_or(map.experts()), o.every.value_or(0), o.worth);
   for (int rank = 0; rank < map.ranks(); ++rank)
     text += fmt::format("experts of rank {}={}\n", rank, fmt::join(map.experts_of(rank), ","));
   return text;
