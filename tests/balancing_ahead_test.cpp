@@ -1,6 +1,8 @@
-// Changes of placement where hosts queue calls ahead, as on GPUs: a model in which every member has a stream, a thread that works off
-// what its host queued. All switch behind the same call, and no cell is read or written too early (the thread sanitizer looks, too).
+// Changes of placement where hosts queue calls ahead, as on GPUs: a model in which every member has a stream, a thread that works
+// off what its host queued. All switch behind the same call, and no cell is read or written too early (the thread sanitizer looks,
+// too).
 #include <atomic>
+#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <mutex>
@@ -58,7 +60,7 @@ struct Machine {
   struct Member {
     std::vector<int> cells, staged;
     std::atomic<std::int64_t> begun = 0;  ///< calls of its stream
-    std::atomic<std::int64_t> ended = 0;
+    std::atomic<std::int64_t> ended = 0;  ///< calls, with what was queued behind them before the next one
   };
   std::deque<Member> members;
 
@@ -90,12 +92,14 @@ class ModelEngine final : public BalancingEngine {
       for (const Machine::Member& member : machine_.members) wait_for(member.begun, call);
       EXPECT_EQ(mine().cells, wanted) << "call " << call << " of member " << rank_;
       for (std::size_t expert = 0; expert < pairs.size(); ++expert) counts_[expert] += pairs[expert];
-      mine().ended.store(call);
-      mine().ended.notify_all();
     });
   }
 
   std::int64_t ended(std::int64_t call) override {
+    stream_.queue([this, call] {
+      mine().ended.store(call);
+      mine().ended.notify_all();
+    });
     wait_for(mine().ended, call - calls_ahead_);
     return call - calls_ahead_;
   }
@@ -173,7 +177,6 @@ void expect_changes(std::uint64_t seed, int ranks, int calls_ahead) {
       engine.queue_call(call, balancer.map(), {});
       balancer.after_call();
     }
-    engine.ended(calls + calls_ahead);
     balancer.close();
   });
   EXPECT_GE(in_force[0].back(), 5);
@@ -210,7 +213,6 @@ TEST(BalancingAhead, LooksFollowTheLoad) {
           EXPECT_GE(balancer.report().switches, 1);
         }
       }
-      engine.ended(calls + calls_ahead);
       EXPECT_EQ(balancer.map().copies_of(6).size(), 4u);
       EXPECT_GE(balancer.report().looks, calls / (7 * 3));
       EXPECT_LE(balancer.report().expected, 1.05);
