@@ -22,7 +22,8 @@ struct DeviceLayerOptions {
   /// mega: a shared expert that the fused kernel can run as tasks of its own (without a gate, of the routed experts' weight kind or
   /// fp8 block beside mxfp4) runs there; otherwise, as any other one, on a second stream before the kernel. The same bits.
   bool shared_inside = true;
-  bool timed = false;  ///< events around the parts of a call, see DeviceLayer::seconds
+  bool step_exponents = false;  ///< mxfp4: as DeviceExpertsOptions'
+  bool timed = false;           ///< events around the parts of a call, see DeviceLayer::seconds
 };
 
 /// Of the last call on one GPU, all passes of it together.
@@ -87,6 +88,9 @@ class DeviceLayer {
   /// the stream, not in graph capture. Throws InputError for what there is not and what does not fit, and for mxfp4 weights that
   /// want step exponents where none were loaded.
   void update_expert(int local_rank, int local, const ExpertWeights& weights, DeviceStream stream);
+  /// A local rank's routed experts in the GPU's memory, in local order; there for as long as anybody holds them. By way mega a
+  /// shared expert may follow them.
+  std::shared_ptr<const sm90::DeviceWeights> weights(int local_rank) const;
 
   Way way() const;     ///< of the last call; before any the first candidate's
   int passes() const;  ///< of the last call

@@ -7,6 +7,7 @@
 #include "exchange/cuda_exchange.hpp"
 #include "heddle/device_balancing.hpp"
 #include "heddle/error.hpp"
+#include "layer/cuda_shared_expert.hpp"
 
 namespace heddle {
 
@@ -35,6 +36,34 @@ std::vector<int> table_of(const ReplicaMap& map) {
   return table;
 }
 
+struct FreePinned {
+  void operator()(void* memory) const { cudaFreeHost(memory); }
+};
+
+/// Memory of the host that streams copy from and to without it; an event says when they have.
+template <class T>
+struct Pinned {
+  std::size_t size;
+  std::unique_ptr<T, FreePinned> values;
+  DeviceEvent copied;
+
+  explicit Pinned(std::size_t count) : size(count), copied(false) {
+    void* memory = nullptr;
+    cuda::check(cudaHostAlloc(&memory, std::max<std::size_t>(count, 1) * sizeof(T), cudaHostAllocPortable), "pinned memory");
+    values.reset(static_cast<T*>(memory));
+    std::fill_n(values.get(), size, T{});
+  }
+  Pinned(const Pinned&) = delete;
+  ~Pinned() {
+    try {
+      copied.wait();
+    } catch (const Error&) {
+      // A GPU that fails copies nothing any more.
+    }
+  }
+  std::size_t bytes() const { return size * sizeof(T); }
+};
+
 }  // namespace
 
 struct DeviceCopies::Impl {
@@ -42,10 +71,31 @@ struct DeviceCopies::Impl {
   CopyRule rule;
   bool one_source;
   ReplicaMap map;
+  std::size_t locals;
   DeviceArray<int> table;
   DeviceArray<std::int32_t> ids;           ///< [local ranks, cap, topk]
   DeviceArray<unsigned long long> counts;  ///< [local ranks, experts]: calls of ranks may run at once
-  std::size_t locals;
+  Pinned<int> host_table;
+  Pinned<unsigned long long> host_counts;
+
+  Impl(int on, int first, int local_ranks, const ReplicaMap& of, CopyRule by, int choices, int most, bool one)
+      : device(on),
+        first_rank(first),
+        topk(choices),
+        cap(most),
+        rule(by),
+        one_source(one),
+        map(of),
+        locals(index(local_ranks)),
+        table(device, table_of(map).size()),
+        ids(device, locals * ids_a_rank()),
+        counts(device, locals * index(map.experts())),
+        host_table(table_of(map).size()),
+        host_counts(locals * index(map.experts())) {
+    cuda::check(cudaMemset(counts.data(), 0, host_counts.bytes()), "counts of pairs");
+    store(nullptr);
+    cuda::check(cudaStreamSynchronize(nullptr), "the table of copies");
+  }
 
   std::size_t ids_a_rank() const { return index(cap) * index(topk); }
 
@@ -62,10 +112,19 @@ struct DeviceCopies::Impl {
   }
 
   void store(DeviceStream stream) {
-    const std::vector<int> values = table_of(map);
-    cuda::check(cudaMemcpyAsync(table.data(), values.data(), values.size() * sizeof(int), cudaMemcpyHostToDevice, stream),
+    host_table.copied.wait();  // the update before this one may not have been read yet
+    std::ranges::copy(table_of(map), host_table.values.get());
+    cuda::check(cudaMemcpyAsync(table.data(), host_table.values.get(), host_table.bytes(), cudaMemcpyHostToDevice, stream),
                 "the table of copies");
-    cuda::check(cudaStreamSynchronize(stream), "the table of copies");
+    host_table.copied.record(stream);
+  }
+
+  void send_counts(DeviceStream stream) {
+    host_counts.copied.wait();
+    cuda::check(cudaMemcpyAsync(host_counts.values.get(), counts.data(), host_counts.bytes(), cudaMemcpyDeviceToHost, stream),
+                "counts of pairs");
+    cuda::check(cudaMemsetAsync(counts.data(), 0, host_counts.bytes(), stream), "counts of pairs");
+    host_counts.copied.record(stream);
   }
 };
 
@@ -78,13 +137,7 @@ DeviceCopies::DeviceCopies(int device, int first_rank, int local_ranks, const Re
   }
   const cuda::DeviceScope scope(device);
   prepare_copies_kernel();
-  const std::size_t locals = index(local_ranks), counted = locals * index(map.experts());
-  impl_ = std::make_unique<Impl>(Impl{device, first_rank, topk, cap, rule, one_source, map,
-                                      DeviceArray<int>(device, table_of(map).size()),
-                                      DeviceArray<std::int32_t>(device, locals * index(cap) * index(topk)),
-                                      DeviceArray<unsigned long long>(device, counted), locals});
-  cuda::check(cudaMemset(impl_->counts.data(), 0, counted * sizeof(unsigned long long)), "counts of pairs");
-  impl_->store(nullptr);
+  impl_ = std::make_unique<Impl>(device, first_rank, local_ranks, map, rule, topk, cap, one_source);
 }
 DeviceCopies::~DeviceCopies() = default;
 DeviceCopies::DeviceCopies(DeviceCopies&&) noexcept = default;
@@ -125,17 +178,23 @@ void DeviceCopies::update(const ReplicaMap& map, DeviceStream stream) {
 
 const ReplicaMap& DeviceCopies::map() const { return impl_->map; }
 
-std::vector<std::int64_t> DeviceCopies::take_counts(DeviceStream stream) {
+void DeviceCopies::send_counts(DeviceStream stream) {
   const cuda::DeviceScope scope(impl_->device);
+  impl_->send_counts(stream);
+}
+
+std::vector<std::int64_t> DeviceCopies::sent_counts() const {
+  const Pinned<unsigned long long>& sent = impl_->host_counts;
+  sent.copied.wait();
   const std::size_t experts = index(impl_->map.experts());
-  std::vector<unsigned long long> counted(impl_->locals * experts);
-  const std::size_t bytes = counted.size() * sizeof(unsigned long long);
-  cuda::check(cudaMemcpyAsync(counted.data(), impl_->counts.data(), bytes, cudaMemcpyDeviceToHost, stream), "counts of pairs");
-  cuda::check(cudaMemsetAsync(impl_->counts.data(), 0, bytes, stream), "counts of pairs");
-  cuda::check(cudaStreamSynchronize(stream), "counts of pairs");
   std::vector<std::int64_t> sums(experts, 0);
-  for (std::size_t i = 0; i < counted.size(); ++i) sums[i % experts] += static_cast<std::int64_t>(counted[i]);
+  for (std::size_t i = 0; i < sent.size; ++i) sums[i % experts] += static_cast<std::int64_t>(sent.values.get()[i]);
   return sums;
+}
+
+std::vector<std::int64_t> DeviceCopies::take_counts(DeviceStream stream) {
+  send_counts(stream);
+  return sent_counts();
 }
 
 }  // namespace heddle

@@ -1,7 +1,10 @@
 #include "balancing/migration.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <utility>
+
+#include "heddle/error.hpp"
 
 namespace heddle {
 
@@ -37,19 +40,20 @@ std::vector<Move> moves_of(const ReplicaMap& from, const ReplicaMap& to, int ran
   return moves;
 }
 
-Migration::Migration(ReplicaMap to, std::vector<Move> moves, std::size_t cell_bytes, Read read)
-    : to_(std::move(to)),
-      moves_(std::move(moves)),
-      cell_bytes_(cell_bytes),
-      read_(std::move(read)),
-      staged_(moves_.size() * cell_bytes) {}
+void check_live_copies(const ReplicaMap& map, const std::vector<bool>& live) {
+  for (int expert = 0; expert < map.experts(); ++expert) {
+    const auto copies = map.copies_of(expert);
+    if (std::ranges::none_of(copies, [&](int copy) { return live[index(map.placement().rank_of(copy))]; }))
+      throw InputError(fmt::format("expert {} has no copy on a live rank", expert));
+  }
+}
 
-std::size_t Migration::advance(std::size_t bytes) {
+std::size_t CellCopies::advance(std::size_t bytes, const Copy& copy) {
   const std::size_t begin = done_;
   while (!is_complete() && done_ - begin < bytes) {
     const std::size_t offset = done_ % cell_bytes_;
     const std::size_t part = std::min(cell_bytes_ - offset, bytes - (done_ - begin));
-    read_(moves_[done_ / cell_bytes_], offset, part, staged_.data() + done_);
+    copy(done_ / cell_bytes_, offset, part);
     done_ += part;
   }
   return done_ - begin;

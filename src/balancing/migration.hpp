@@ -1,4 +1,4 @@
-// One rank's part of a change of placement: which experts come to it, from where, and their bytes until they are put in place.
+// A rank's part of a change of placement: which experts come to it and from where, and how they are copied in parts.
 #pragma once
 
 #include <cstddef>
@@ -21,26 +21,22 @@ struct Move {
 /// different ones of several. Only live ranks are asked; each expert has a copy on one.
 std::vector<Move> moves_of(const ReplicaMap& from, const ReplicaMap& to, int rank, int nodes, const std::vector<bool>& live);
 
-class Migration {
- public:
-  /// read: `bytes` of the cell at a rank's place, from `offset` on, to `to`.
-  using Read = std::function<void(const Move& move, std::size_t offset, std::size_t bytes, std::byte* to)>;
-  Migration(ReplicaMap to, std::vector<Move> moves, std::size_t cell_bytes, Read read);
+/// Throws InputError naming an expert without a copy on a live rank.
+void check_live_copies(const ReplicaMap& map, const std::vector<bool>& live);
 
-  const ReplicaMap& to() const { return to_; }
-  const std::vector<Move>& moves() const { return moves_; }
-  bool is_complete() const { return done_ == moves_.size() * cell_bytes_; }
+/// Cells that are copied one behind the other, a part at a time.
+class CellCopies {
+ public:
+  /// copy: `bytes` of cell number `cell`, from `offset` on.
+  using Copy = std::function<void(std::size_t cell, std::size_t offset, std::size_t bytes)>;
+  CellCopies(std::size_t cells, std::size_t cell_bytes) : cell_bytes_(cell_bytes), end_(cells * cell_bytes) {}
+
+  bool is_complete() const { return done_ == end_; }
   /// Copies up to so many bytes more; returns how many.
-  std::size_t advance(std::size_t bytes);
-  /// The bytes of moves()[i], once complete.
-  const std::byte* fetched(std::size_t i) const { return staged_.data() + i * cell_bytes_; }
+  std::size_t advance(std::size_t bytes, const Copy& copy);
 
  private:
-  ReplicaMap to_;
-  std::vector<Move> moves_;
-  std::size_t cell_bytes_;
-  Read read_;
-  std::vector<std::byte> staged_;  ///< a cell a move
+  std::size_t cell_bytes_, end_;
   std::size_t done_ = 0;
 };
 

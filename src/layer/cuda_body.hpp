@@ -63,6 +63,7 @@ class DeviceBody {
   void update_expert(int local_rank, int local, const ExpertWeights& weights, DeviceStream stream) {
     fused_->update_expert(local_rank, local, weights, stream);
   }
+  const std::shared_ptr<const sm90::DeviceWeights>& weights(int local_rank) const { return fused_->weights(local_rank); }
   std::size_t weight_bytes() const { return fused_ != nullptr ? fused_->weight_bytes() : 0; }
 
  private:

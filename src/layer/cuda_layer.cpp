@@ -69,6 +69,10 @@ struct DeviceLayer::Impl {
   std::vector<RefusedWay> not_now() const;
   const CallMarks* marks_of(int pass);
   MegaWeights loaded_weights() const;
+  void check_local_rank(int local_rank) const {
+    if (local_rank < 0 || local_rank >= parts.local_ranks())
+      throw InputError(fmt::format("weights of local rank {}; GPU {} has {}", local_rank, parts.device(), parts.local_ranks()));
+  }
 
   LayerOptions options;
   LayerParts parts;
@@ -283,10 +287,15 @@ DeviceLayerSeconds DeviceLayer::seconds() const {
 
 void DeviceLayer::update_expert(int local_rank, int local, const ExpertWeights& weights, DeviceStream stream) {
   LayerParts& parts = impl_->parts;
-  if (local_rank < 0 || local_rank >= parts.local_ranks())
-    throw InputError(fmt::format("weights of local rank {}; GPU {} has {}", local_rank, parts.device(), parts.local_ranks()));
+  impl_->check_local_rank(local_rank);
   if (parts.experts.empty()) return impl_->bodies.front()->update_expert(local_rank, local, weights, stream);
   parts.experts[static_cast<std::size_t>(local_rank)].update(local, weights, stream);  // the fused layer has the same ones
+}
+
+std::shared_ptr<const sm90::DeviceWeights> DeviceLayer::weights(int local_rank) const {
+  impl_->check_local_rank(local_rank);
+  if (impl_->parts.experts.empty()) return impl_->bodies.front()->weights(local_rank);
+  return impl_->parts.experts[static_cast<std::size_t>(local_rank)].weights();
 }
 
 Way DeviceLayer::way() const { return impl_->now->settings().way; }

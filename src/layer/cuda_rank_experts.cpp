@@ -22,6 +22,7 @@ DeviceExperts make_experts(int gpu, int rank, const LayerWeights& weights, const
   on.ctas = device.expert_ctas;
   on.fused_activation = device.fused_activation;
   on.row_blocks = device.row_blocks;
+  on.step_exponents = device.step_exponents;
   if (options.expert_slices) {
     const SliceRange slice = slice_of_rank(weights.shape.intermediate, rank, weights.placement.ranks());
     on.slice_first = slice.first;

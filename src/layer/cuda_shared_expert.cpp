@@ -35,6 +35,13 @@ DeviceEvent::~DeviceEvent() {
 }
 void DeviceEvent::record(DeviceStream stream) const { check(cudaEventRecord(event_, stream), "cudaEventRecord"); }
 void DeviceEvent::make_wait(DeviceStream stream) const { check(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent"); }
+bool DeviceEvent::has_happened() const {
+  const cudaError_t status = cudaEventQuery(event_);
+  if (status == cudaErrorNotReady) return false;
+  check(status, "cudaEventQuery");
+  return true;
+}
+void DeviceEvent::wait() const { check(cudaEventSynchronize(event_), "cudaEventSynchronize"); }
 double DeviceEvent::seconds_until(const DeviceEvent& later) const {
   float milliseconds = 0;
   check(cudaEventElapsedTime(&milliseconds, event_, later.event_), "cudaEventElapsedTime");

@@ -19,6 +19,9 @@ class DeviceEvent {
   ~DeviceEvent();
   void record(DeviceStream stream) const;
   void make_wait(DeviceStream stream) const;
+  // Both of what was recorded last; true where nothing was.
+  bool has_happened() const;
+  void wait() const;
   /// Until `later`, once both have happened.
   double seconds_until(const DeviceEvent& later) const;
 

@@ -1,5 +1,5 @@
-// Copies of experts on GPUs: the kernel's choices are the host's, captured ones follow later placements, and a layer whose experts
-// are replaced between replays of a graph keeps its bits.
+// Copies of experts on GPUs: the kernel's choices are the host's, captured ones follow later placements, and layers whose experts
+// change places between calls or replays, by hand or by themselves, keep their bits.
 #include "balancing_support.hpp"
 #include "gpu/layer_bed.hpp"
 #include "heddle/device_balancing.hpp"
@@ -124,6 +124,223 @@ TEST(BalancingGpu, ExpertsAreReplacedBetweenReplays) {
       if (HasFailure()) return;
     }
   }
+}
+
+/// A layer that follows the load, over the seats of a bed of physical experts.
+struct BalancedBed {
+  const Case& c;
+  SyntheticLayer synthetic;
+  LayerSource source, physical;
+  Case with_copies;
+  LayerBed bed;
+  DeviceBalancedLayer layer;
+
+  BalancedBed(const Case& of, const ReplicaMap& first, const BalancingOptions& balancing, const DeviceBalancingOptions& ahead)
+      : c(of),
+        synthetic(of.layer),
+        source(source_of(synthetic, of)),
+        physical(physical_source(source, first)),
+        with_copies(physical_case(of, first)),
+        bed({{&physical, &with_copies}}),
+        layer(bed.workspace(), bed.memory(), source, first, of.options, balancing, ahead) {}
+  ~BalancedBed() { layer.close(); }
+
+  static Case physical_case(Case c, const ReplicaMap& map) {
+    c.layer.shape.experts = map.physical();
+    c.placement = map.placement();
+    return c;
+  }
+  void queue() {
+    for (std::size_t gpu = 0; gpu < bed.workspace().gpus(); ++gpu)
+      layer.begin(gpu, bed.inputs(gpu), step_of(c), bed.streams()[gpu]);
+    for (std::size_t gpu = 0; gpu < bed.workspace().gpus(); ++gpu) layer.end(gpu, bed.outputs(gpu), bed.streams()[gpu]);
+  }
+  LayerGraphs capture() {
+    return bed.capture_calls(
+        [&](std::size_t gpu) { layer.forward(gpu, bed.inputs(gpu), step_of(c), bed.outputs(gpu), bed.streams()[gpu]); });
+  }
+  void follow() { layer.follow(bed.streams()); }
+  void wait() {
+    for (cudaStream_t stream : bed.streams()) wait_for(stream, "calls of a balanced layer", std::chrono::seconds(90));
+    layer.throw_if_failed();
+  }
+  std::vector<bf16> fetch() {
+    wait();
+    return bed.fetch(c);
+  }
+};
+
+std::vector<bf16> without_copies(const Case& c, const Tokens& tokens) {
+  SyntheticLayer layer(c.layer);
+  const LayerSource source = source_of(layer, c);
+  LayerBed bed({{&source, &c}});
+  bed.load(c, tokens);
+  return bed.call(c);
+}
+
+/// Before, during and after changes, called and replayed: slots have the bits of a layer without copies.
+void expect_changes(const Case& c, std::mt19937_64& random, int calls_ahead, bool captured) {
+  SCOPED_TRACE(testing::Message() << text_of(c) << ", " << calls_ahead << " calls ahead" << (captured ? ", captured" : ""));
+  const Tokens tokens = draw_tokens(c, random());
+  const std::vector<bf16> wanted = without_copies(c, tokens);
+  constexpr std::size_t changes = 3;
+  std::vector<ReplicaMap> maps;
+  for (std::size_t i = 0; i <= changes; ++i) maps.push_back(balancing_test::random_map(random, c.layer.shape.experts, 4, 5));
+  BalancingOptions balancing;
+  balancing.copy_bytes = 100'000 + random() % 1000;  // so that a change takes several calls
+  BalancedBed bed(c, maps[0], balancing, {calls_ahead, {}});
+  bed.bed.load(c, tokens);
+  const LayerGraphs graphs = captured ? bed.capture() : LayerGraphs();
+  std::size_t next = 1;
+  int calls = 0, calls_while_moving = 0;
+  for (; bed.layer.report().switches < static_cast<std::int64_t>(changes) && calls < 2000; ++calls) {
+    if (next < maps.size() && !bed.layer.is_moving()) bed.layer.move_to(maps[next++]);
+    captured ? bed.bed.launch(graphs) : bed.queue();
+    calls_while_moving += bed.layer.is_moving() ? 1 : 0;
+    bed.follow();
+    ASSERT_EQ(different_bits(bed.fetch(), wanted), 0u) << "call " << calls << " under placement " << bed.layer.report().switches;
+  }
+  EXPECT_EQ(bed.layer.report().switches, static_cast<std::int64_t>(changes)) << "in " << calls << " calls";
+  EXPECT_GT(calls_while_moving, static_cast<int>(changes)) << "changes take several calls";
+  EXPECT_TRUE(bed.layer.map() == maps.back());
+  for (int i = 0; i < 3; ++i) {
+    captured ? bed.bed.launch(graphs) : bed.queue();
+    bed.follow();
+    ASSERT_EQ(different_bits(bed.fetch(), wanted), 0u) << "behind the last change";
+  }
+}
+
+TEST(BalancingGpu, ChangesInTheMiddleOfCalls) {
+  SKIP_WITHOUT_GPU();
+  std::mt19937_64 random(balancing_test::announced_seed());
+  for (const Route& route : slot_routes) {
+    for (const WeightKind kind : {WeightKind::mxfp4, WeightKind::fp8_block, WeightKind::bf16, WeightKind::nvfp4}) {
+      if (route.way == Way::mega && kind == WeightKind::nvfp4) continue;  // which the fused layer does not take
+      Case c = plain_case(4, kind);
+      c.take(route);
+      expect_changes(c, random, static_cast<int>(random() % 4), random() % 2 == 0);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+/// Loads move; nobody says so, and nothing is waited for but what follow() waits for. Rows of the busiest rank, of 64 if all were
+/// even.
+void expect_even(const Case& c, std::mt19937_64& random, bool captured) {
+  SCOPED_TRACE(testing::Message() << text_of(c) << (captured ? ", captured" : ""));
+  BalancingOptions balancing;
+  balancing.every = 4;
+  const ReplicaMap first = balance_experts(std::vector<double>(16, 1.0), {4, 8, 1, {}});
+  BalancedBed bed(c, first, balancing, {2, {}});
+  const LayerGraphs graphs = captured ? bed.capture() : LayerGraphs();
+  for (int text = 0; text < 3; ++text) {
+    Tokens tokens = draw_tokens(c, random());
+    tokens.routing = draw_routing(zipf_popularity(16, 1.5, random()), {128, 2, random(), 0.0, 1.0f});
+    const std::vector<bf16> wanted = without_copies(c, tokens);
+    bed.wait();
+    bed.bed.load(c, tokens);
+    for (int call = 0; call < 100; ++call) {
+      captured ? bed.bed.launch(graphs) : bed.queue();
+      bed.follow();
+    }
+    EXPECT_EQ(different_bits(bed.fetch(), wanted), 0u) << "text " << text;
+    const Routing chosen = choose_copies(bed.layer.map(), CopyRule::levelled, tokens.routing, c.tokens);
+    std::vector<int> rows(4, 0);
+    for (const std::int32_t id : chosen.ids) ++rows[static_cast<std::size_t>(bed.layer.map().placement().rank_of(id))];
+    EXPECT_LE(*std::ranges::max_element(rows), 68) << "text " << text;
+  }
+  EXPECT_GE(bed.layer.report().looks, 9);
+  EXPECT_GE(bed.layer.report().switches, 1);
+  EXPECT_LE(bed.layer.report().expected, 1.1);
+  EXPECT_EQ(bed.layer.report().calls, 300);
+}
+
+TEST(BalancingGpu, FollowsTheLoad) {
+  SKIP_WITHOUT_GPU();
+  std::mt19937_64 random(balancing_test::announced_seed());
+  for (const Way way : {Way::low_latency, Way::mega}) {
+    for (const bool captured : {false, true}) {
+      Case c;
+      c.layer.shape = {128, 64, 16, 2, {}};
+      c.layer.kind = WeightKind::mxfp4;
+      c.layer.seed = random();
+      c.placement = Placement::contiguous(16, 4);
+      c.options.cap = 32;
+      c.options.way = way;
+      c.tokens = {32, 32, 32, 32};
+      expect_even(c, random, captured);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+/// A fault while weights are on their way: the change is forgotten, and another one can be made.
+TEST(BalancingGpu, GoesOnAfterAFault) {
+  SKIP_WITHOUT_GPU();
+  std::mt19937_64 random(balancing_test::announced_seed());
+  for (const Way way : {Way::low_latency, Way::mega}) {
+    Case c = plain_case(4, WeightKind::mxfp4);
+    c.options.way = way;
+    SCOPED_TRACE(text_of(c));
+    const Tokens tokens = draw_tokens(c, random());
+    const std::vector<bf16> wanted = without_copies(c, tokens);
+    const ReplicaMap first = balancing_test::random_map(random, c.layer.shape.experts, 4, 5);
+    const ReplicaMap next = balancing_test::random_map(random, c.layer.shape.experts, 4, 5);
+    BalancedBed bed(c, first, {}, {1, {}});
+    Tokens bad = tokens;
+    bad.routing.ids[0] = c.layer.shape.experts;
+    for (const int good_calls : {0, 1, 2, 3}) {
+      if (bed.layer.map() == next) break;
+      bed.bed.load(c, tokens);
+      bed.layer.move_to(next);
+      for (int call = 0; call < good_calls; ++call) {
+        bed.queue();
+        bed.follow();
+      }
+      bed.wait();
+      bed.bed.load(c, bad);
+      bed.queue();
+      EXPECT_THROW(bed.wait(), FaultError);
+      EXPECT_THROW(bed.follow(), FaultError);
+      bed.bed.workspace().reset();
+      bed.layer.reset();
+      EXPECT_FALSE(bed.layer.is_moving());
+      bed.bed.load(c, tokens);
+      bed.queue();
+      bed.follow();
+      EXPECT_EQ(different_bits(bed.fetch(), wanted), 0u) << good_calls << " calls before the fault";
+    }
+    if (!(bed.layer.map() == next)) bed.layer.move_to(next);
+    for (int call = 0; call < 50 && bed.layer.is_moving(); ++call) {
+      bed.queue();
+      bed.follow();
+    }
+    EXPECT_TRUE(bed.layer.map() == next);
+    bed.queue();
+    bed.follow();
+    EXPECT_EQ(different_bits(bed.fetch(), wanted), 0u);
+    if (HasFailure()) return;
+  }
+}
+
+TEST(BalancingGpu, RefusesWhatDoesNotFit) {
+  SKIP_WITHOUT_GPU();
+  std::mt19937_64 random(balancing_test::announced_seed());
+  Case c = plain_case(4, WeightKind::bf16);
+  c.options.way = Way::low_latency;
+  const ReplicaMap first = balancing_test::random_map(random, c.layer.shape.experts, 4, 5);
+  EXPECT_THROW(BalancedBed(c, first, {}, {-1, {}}), InputError);
+  BalancingOptions none;
+  none.copy_bytes = 0;
+  EXPECT_THROW(BalancedBed(c, first, none, {}), InputError);
+  BalancedBed bed(c, first, {}, {4, 24});
+  EXPECT_THROW(bed.layer.begin(0, bed.bed.inputs(0), {25, Phase::decode}, bed.bed.streams()[0]), InputError);
+  EXPECT_THROW(bed.layer.begin(7, bed.bed.inputs(0), {24, Phase::decode}, bed.bed.streams()[0]), InputError);
+  EXPECT_THROW(bed.layer.follow({}), InputError) << "a stream a GPU";
+  EXPECT_THROW(bed.bed.capture_calls([&](std::size_t) { bed.follow(); }), InputError);
+  EXPECT_THROW(bed.layer.move_to(balancing_test::random_map(random, c.layer.shape.experts, 4, 6)), InputError);
+  bed.layer.move_to(first);
+  EXPECT_THROW(bed.layer.move_to(first), InputError) << "one is under way";
 }
 
 }  // namespace

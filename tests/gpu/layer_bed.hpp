@@ -122,6 +122,7 @@ class LayerBed {
   DeviceWorkspace& workspace() { return *workspace_; }
   const ExchangeMemory& memory() const { return memory_; }
   DeviceLayer& layer(std::size_t number, std::size_t gpu) { return layers_[number][gpu]; }
+  const std::vector<cudaStream_t>& streams() const { return streams_; }
   LayerPlace& place(int rank) { return places_[static_cast<std::size_t>(rank)]; }
 
   /// The tokens of a case into all seats; all else there is poisoned.
@@ -173,14 +174,17 @@ class LayerBed {
     return fetch(c);
   }
   LayerGraphs capture(const Step& step, std::size_t number = 0) {
+    return capture_calls([&](std::size_t gpu) { layer(number, gpu).forward(inputs(gpu), step, outputs(gpu), streams_[gpu]); });
+  }
+  /// `call` queues a GPU's part on its stream.
+  LayerGraphs capture_calls(const std::function<void(std::size_t gpu)>& call) {
     LayerGraphs made;
     for (std::size_t gpu = 0; gpu < workspace_->gpus(); ++gpu) {
       const cuda::DeviceScope scope(workspace_->device(gpu));
       check(cudaStreamBeginCapture(streams_[gpu], cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
       cudaGraph_t graph = nullptr;
       try {
-        layer(number, gpu).begin(inputs(gpu), step, streams_[gpu]);
-        layer(number, gpu).end(outputs(gpu), streams_[gpu]);
+        call(gpu);
       } catch (...) {
         cudaStreamEndCapture(streams_[gpu], &graph);
         if (graph != nullptr) cudaGraphDestroy(graph);
@@ -230,14 +234,6 @@ class LayerBed {
     return all;
   }
 
- private:
-  static LayerWeights weights_of(const Given& one, int rank) { return LayerWeights::load(*one.source, one.c->placement, rank); }
-  void settle() const {
-    for (std::size_t gpu = 0; gpu < workspace_->gpus(); ++gpu) {
-      const cuda::DeviceScope scope(workspace_->device(gpu));
-      check(cudaStreamSynchronize(nullptr), "copies of inputs");
-    }
-  }
   std::vector<DeviceInput> inputs(std::size_t gpu) {
     std::vector<DeviceInput> all;
     for (int local = 0; local < workspace_->ranks_on(gpu); ++local) {
@@ -251,6 +247,15 @@ class LayerBed {
     for (int local = 0; local < workspace_->ranks_on(gpu); ++local)
       all.push_back(place(workspace_->first_rank(gpu) + local).out.data());
     return all;
+  }
+
+ private:
+  static LayerWeights weights_of(const Given& one, int rank) { return LayerWeights::load(*one.source, one.c->placement, rank); }
+  void settle() const {
+    for (std::size_t gpu = 0; gpu < workspace_->gpus(); ++gpu) {
+      const cuda::DeviceScope scope(workspace_->device(gpu));
+      check(cudaStreamSynchronize(nullptr), "copies of inputs");
+    }
   }
 
   Case first_;

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "experts/sm90/host_weights.hpp"
@@ -54,6 +55,11 @@ struct Matrix {
   }
   std::byte* chunks_of(int expert) const { return chunks.get() + size(expert) * view.expert_stride; }
   float* row_scales_of(int expert) const { return row_scales.get() + size(expert) * size(view.plan.row_scales()); }
+  std::span<std::byte> bytes_of(int expert) const { return {chunks_of(expert), view.plan.bytes()}; }
+  std::span<std::byte> row_scale_bytes_of(int expert) const {
+    if (row_scales == nullptr) return {};
+    return std::as_writable_bytes(std::span(row_scales_of(expert), size(view.plan.row_scales())));
+  }
 };
 
 class OwnStream {

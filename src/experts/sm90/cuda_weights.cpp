@@ -238,6 +238,12 @@ void DeviceWeights::update(int expert, const ExpertWeights& weights, DeviceStrea
   impl_->update(expert, impl_->checked(expert, weights), stream);
 }
 
+std::array<std::span<std::byte>, 4> DeviceWeights::memory(int expert) const {
+  impl_->check_expert(expert);
+  const Matrix &gate_up = *impl_->gate_up, &down = *impl_->down;
+  return {gate_up.bytes_of(expert), gate_up.row_scale_bytes_of(expert), down.bytes_of(expert), down.row_scale_bytes_of(expert)};
+}
+
 StoredExpert DeviceWeights::read_back(int expert, DeviceStream stream) const {
   impl_->check_expert(expert);
   const cuda::DeviceScope scope(impl_->options.device);

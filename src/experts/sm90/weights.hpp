@@ -1,6 +1,7 @@
 // The local experts' weights in the memory of one GPU, in the order of weight_order.hpp. Built with HEDDLE_CUDA only.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -54,6 +55,9 @@ class DeviceWeights {
   /// be laid out, and has read them when it returns; not in graph capture. Throws InputError as the constructor, then nothing has
   /// changed.
   void update(int expert, const ExpertWeights& weights, DeviceStream stream);
+  /// An expert's memory: chunks and row scales of gate and up, then those of down; nothing where a kind has none. Bytes of an
+  /// expert that lies in the same plans may be written there, by the rules of update().
+  std::array<std::span<std::byte>, 4> memory(int expert) const;
   /// An expert's (slice of) weights byte for byte as they were stored, after what is on the stream. Waits for the stream.
   StoredExpert read_back(int expert, DeviceStream stream) const;
   const WeightReport& report() const;

@@ -58,7 +58,7 @@ DeviceMega::DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const Exchan
     extended_ = DevicePlacement(device(), mega_placement(options), ranks());
     call_.placement = extended_.view;
   }
-  if (weights_.routed.empty()) load_weights(weights);
+  if (weights_.routed.empty()) load_weights(weights, device_options.step_exponents);
   prepare(sm90::mega_announce_kernel());
   prepare(sm90::mega_sum_kernel(options_.combine_wire));
   int sms = 0;
@@ -76,10 +76,10 @@ DeviceMega::DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const Exchan
     large_ = make_variant(RowBlocks::large, kind, shared, clamp);
 }
 
-void DeviceMega::load_weights(std::span<const LayerWeights> weights) {
+void DeviceMega::load_weights(std::span<const LayerWeights> weights, bool step_exponents) {
   const auto load = [&](std::span<const ExpertWeights> experts, int intermediate) {
     auto on_gpu = std::make_shared<sm90::DeviceWeights>(experts, weights.front().shape.hidden, intermediate,
-                                                        sm90::DeviceWeightsOptions{device(), {}, false});
+                                                        sm90::DeviceWeightsOptions{device(), {}, step_exponents});
     loaded_bytes_ += on_gpu->report().device_bytes;
     return on_gpu;
   };

@@ -57,6 +57,9 @@ class DeviceMega final : public DeviceExchangeBase {
   std::size_t weight_bytes() const;  ///< that it has loaded itself
   /// Of weights that it has loaded itself. As DeviceLayer's.
   void update_expert(int local, int expert, const ExpertWeights& weights, DeviceStream stream);
+  const std::shared_ptr<const sm90::DeviceWeights>& weights(int local) const {
+    return weights_.routed[static_cast<std::size_t>(local)];
+  }
 
  private:
   /// The kernel with small or with large row blocks, and what it is given.
@@ -65,7 +68,7 @@ class DeviceMega final : public DeviceExchangeBase {
     sm90::MegaKernelCall call;
     DeviceArray<sm90::MegaRank> parts;
   };
-  void load_weights(std::span<const LayerWeights> weights);
+  void load_weights(std::span<const LayerWeights> weights, bool step_exponents);
   sm90::KernelCalls calls() const;
   Variant make_variant(sm90::RowBlocks blocks, WeightKind kind, WeightKind shared, const DeviceClamp& clamp) const;
   sm90::MegaKnown known_of(const HeapView& heap, const Variant& variant) const;
