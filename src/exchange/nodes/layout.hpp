@@ -11,17 +11,17 @@ struct NodesLayout {
   int nodes = 1;
   NodeMode mode = NodeMode::direct;
 
-  int ranks_a_node() const { return elastic.shape.ranks / nodes; }
-  int node_of(int rank) const { return rank / ranks_a_node(); }
-  int place_of(int rank) const { return rank % ranks_a_node(); }
-  int rank_of(int node, int place) const { return node * ranks_a_node() + place; }
-  bool together(int rank, int other) const { return node_of(rank) == node_of(other); }
+  HEDDLE_HOST_DEVICE int ranks_a_node() const { return elastic.shape.ranks / nodes; }
+  HEDDLE_HOST_DEVICE int node_of(int rank) const { return rank / ranks_a_node(); }
+  HEDDLE_HOST_DEVICE int place_of(int rank) const { return rank % ranks_a_node(); }
+  HEDDLE_HOST_DEVICE int rank_of(int node, int place) const { return node * ranks_a_node() + place; }
+  HEDDLE_HOST_DEVICE bool together(int rank, int other) const { return node_of(rank) == node_of(other); }
 
   /// Do rows, or results, go by the rank with the same place on the other node? Slots gain nothing by it: as many rows cross.
-  bool rows_forwarded() const { return mode == NodeMode::hybrid; }
-  bool results_forwarded() const { return mode == NodeMode::hybrid && elastic.reduce == Reduce::rank; }
+  HEDDLE_HOST_DEVICE bool rows_forwarded() const { return mode == NodeMode::hybrid; }
+  HEDDLE_HOST_DEVICE bool results_forwarded() const { return mode == NodeMode::hybrid && elastic.reduce == Reduce::rank; }
   /// Does a rank exchange messages of that kind with a rank of another node?
-  bool is_peer(int rank, int other, bool forwarded) const {
+  HEDDLE_HOST_DEVICE bool is_peer(int rank, int other, bool forwarded) const {
     return !together(rank, other) && (!forwarded || place_of(rank) == place_of(other));
   }
   std::size_t peers(bool forwarded) const {
