@@ -37,7 +37,7 @@ struct NodesLayout {
   std::size_t routing_in_record() const { return elastic.wire.row_bytes(); }
   std::size_t home_token_in_record() const { return routing_in_record() + routing_bytes(elastic.shape.topk); }
   // Back: a header, then rows: of each token in the order of the message out, one a rank in rank order, or one a choice.
-  std::size_t result(std::size_t number) const { return header_bytes + number * elastic.returned.row_bytes(); }
+  HEDDLE_HOST_DEVICE std::size_t result(std::size_t number) const { return header_bytes + number * elastic.returned.row_bytes(); }
   /// Most results of a token in a message.
   std::size_t results_a_token() const {
     if (elastic.reduce == Reduce::home) return static_cast<std::size_t>(elastic.shape.topk);
