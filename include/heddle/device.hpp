@@ -25,11 +25,22 @@ namespace heddle {
 /// A cudaStream_t.
 using DeviceStream = CUstream_st*;
 
+class DeviceNodeLink;
+
+/// Where a workspace's group is a node of several (device_nodes.hpp, docs/nodes.md): which one, and what leads to the others. The
+/// same numbers on all processes of the node; all nodes have as many ranks.
+struct DeviceNodes {
+  int node = 0;
+  int nodes = 1;
+  std::shared_ptr<DeviceNodeLink> link = nullptr;  ///< of this process's ranks
+};
+
 /// What one process brings: its GPUs, as it numbers them, and the ranks that live there.
 struct DeviceGroupOptions {
   int ranks = 1;                ///< of this process
   std::vector<int> devices{0};  ///< ranks are spread over them evenly, consecutive ranks on one GPU
   std::chrono::milliseconds deadline{30000};
+  DeviceNodes nodes{};  ///< ranks are then numbered node after node
 };
 
 /// The symmetric heap of one context, with everything kernels need beside it: deadlines, live ranks, and fault records
@@ -51,14 +62,14 @@ class DeviceWorkspace {
   DeviceWorkspace(const DeviceWorkspace&) = delete;
   DeviceWorkspace& operator=(const DeviceWorkspace&) = delete;
 
-  int ranks() const;         ///< of all processes
+  int ranks() const;         ///< of all processes, and of all nodes
   std::size_t gpus() const;  ///< of this process, as everything that takes a `gpu`
   int device(std::size_t gpu) const;
   int first_rank(std::size_t gpu) const;
   int ranks_on(std::size_t gpu) const;
   std::size_t bytes() const;             ///< of each rank's part
   HeapView view(std::size_t gpu) const;  ///< all ranks' parts, as that GPU's first rank sees them
-  int process_of(int rank) const;        ///< the member of the host group that a rank lives in
+  int process_of(int rank) const;        ///< the member of the host group that a rank of this node lives in
 
   /// The FaultError of the first own rank that gave up or left a call because of a rank that did, perhaps of another process.
   /// Looks at host memory only. May be called from several threads.
@@ -71,7 +82,8 @@ class DeviceWorkspace {
   /// records, raises every epoch to the same value past any call that was under way, meets again. `live` is by rank and the same
   /// on all processes; ranks that are not live are skipped from now on. The host group is reset along with it: its members go
   /// on that have a live rank. A process with no live rank does not call, and neither does one that is gone; the group's
-  /// deadline should be no shorter than the kernels'. A reset that failed may be called again, by all.
+  /// deadline should be no shorter than the kernels'. A reset that failed may be called again, by all. InputError where there are
+  /// several nodes: such a group cannot go on after a fault.
   void reset(const std::vector<bool>& live);
   void reset();                           ///< with the ranks that are live now: masked ones stay masked
   const std::vector<bool>& live() const;  ///< by rank

@@ -43,6 +43,10 @@ DeviceExchangeBase::DeviceExchangeBase(DeviceWorkspace& workspace, std::size_t g
   if (options.placement.ranks() != ranks()) {
     throw InputError(fmt::format("the placement is for {} ranks, the group has {}", options.placement.ranks(), ranks()));
   }
+  if (workspace.impl().map.nodes > 1 && options.way != Way::elastic) {
+    throw InputError(fmt::format("way {} knows one node, the group has {}; take elastic, whose rows also go to other nodes",
+                                 name(options.way), workspace.impl().map.nodes));
+  }
   if (local_ranks() > max_local_ranks)
     throw InputError(fmt::format("{} ranks on GPU {}; at most {} share one", local_ranks(), device(), max_local_ranks));
   constexpr int most_cap = (1 << 24) - 1;  // an announced count has 24 bits

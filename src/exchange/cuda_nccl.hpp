@@ -7,11 +7,12 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "group/cuda_map.hpp"
-#include "heddle/device.hpp"
+#include "heddle/device_nodes.hpp"
 
 namespace heddle {
 
@@ -25,6 +26,12 @@ struct NcclCommunicators::Impl {
   virtual void all_gather(std::size_t gpu, const void* from, void* to, std::size_t bytes, cudaStream_t stream) = 0;
   /// to: [values], the sum over ranks of their from[rank * values ...], a rounding to bf16 at every hop.
   virtual void reduce_scatter(std::size_t gpu, const bf16* from, bf16* to, std::size_t values, cudaStream_t stream) = 0;
+
+  /// Connects every rank with every other one for swaps, together on all processes; a call of one GPU waits for no other then.
+  /// Throws InputError where this NCCL has no sends and receives.
+  virtual void connect_pairs() = 0;
+  /// Sends and receives of one rank, all at once.
+  virtual void swap(std::span<const DeviceSwap> swaps, cudaStream_t stream) = 0;
 
   virtual void throw_if_failed() const = 0;
   virtual void abort() = 0;

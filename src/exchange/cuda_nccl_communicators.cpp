@@ -137,6 +137,58 @@ void Communicators::reduce_scatter(std::size_t gpu, const bf16* from, bf16* to, 
   made(gpu, "reduce-scatter");
 }
 
+void Communicators::make_swaps(std::span<const DeviceSwap> swaps, cudaStream_t stream) {
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 7, 0)
+  for (const DeviceSwap& swap : swaps) {
+    std::size_t gpu = 0;
+    while (gpu < map.gpus && map.own(gpu).first_rank != swap.rank) ++gpu;
+    if (gpu == map.gpus || swap.peer < 0 || swap.peer >= map.ranks())
+      throw InputError(
+          fmt::format("NCCL's communicators cannot swap between rank {} of this process and rank {}: they have {} ranks", swap.rank,
+                      swap.peer, map.ranks()));
+    check(library().send(swap.from, swap.bytes, ncclInt8, swap.peer, of(gpu), stream), "send");
+    check(library().receive(swap.to, swap.bytes, ncclInt8, swap.peer, of(gpu), stream), "receive");
+  }
+#endif
+}
+
+void Communicators::swap(std::span<const DeviceSwap> swaps, cudaStream_t stream) {
+  group("sends and receives", [&] {
+    const std::lock_guard lock(ending_);  // somebody else may abort meanwhile
+    make_swaps(swaps, stream);
+  });
+}
+
+void Communicators::connect_pairs() {
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 7, 0)
+  const bool possible = library().send != nullptr && library().receive != nullptr;
+#else
+  const bool possible = false;
+#endif
+  if (!possible)
+    throw InputError(fmt::format("NCCL {} has no sends and receives; 2.7 or newer is needed, also when Heddle is built", version));
+  constexpr std::size_t bytes = 16;
+  const auto all = allocate(2 * bytes * static_cast<std::size_t>(map.ranks()), false);
+  const Streams streams(devices());
+  try {
+    grouped([&] {
+      for (std::size_t gpu = 0; gpu < map.gpus; ++gpu) {
+        const cuda::DeviceScope scope(map.own(gpu).device);
+        std::vector<DeviceSwap> swaps;
+        for (int peer = 0; peer < map.ranks(); ++peer) {
+          auto* from = static_cast<std::byte*>((*all)[gpu]) + 2 * bytes * static_cast<std::size_t>(peer);
+          if (peer != map.own(gpu).first_rank) swaps.push_back({map.own(gpu).first_rank, peer, from, from + bytes, bytes});
+        }
+        make_swaps(swaps, streams.of_device[gpu]);
+      }
+    });
+    await(streams.of_device);
+  } catch (...) {
+    if (!blocks()) abort();  // as above
+    throw;
+  }
+}
+
 void Communicators::throw_if_failed() const {
   for (std::size_t gpu = 0; gpu < map.gpus; ++gpu) {
     ncclResult_t error = ncclSuccess;

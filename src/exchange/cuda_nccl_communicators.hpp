@@ -38,6 +38,8 @@ class Communicators final : public NcclCommunicators::Impl {
   void grouped(const std::function<void()>& calls) override { group("calls of a group", calls); }
   void all_gather(std::size_t gpu, const void* from, void* to, std::size_t bytes, cudaStream_t stream) override;
   void reduce_scatter(std::size_t gpu, const bf16* from, bf16* to, std::size_t values, cudaStream_t stream) override;
+  void connect_pairs() override;
+  void swap(std::span<const DeviceSwap> swaps, cudaStream_t stream) override;
   void throw_if_failed() const override;
   void abort() override;
   std::shared_ptr<std::vector<void*>> allocate(std::size_t bytes, bool symmetric) override;
@@ -48,6 +50,8 @@ class Communicators final : public NcclCommunicators::Impl {
   void group(const char* what, const std::function<void()>& calls);
   std::vector<int> devices() const;
   ncclComm_t of(std::size_t gpu) const;
+  /// Sends and receives of an own rank, within a group.
+  void make_swaps(std::span<const DeviceSwap> swaps, cudaStream_t stream);
   void made(std::size_t gpu, const char* what);
   /// Until what was begun for `gpus` GPUs from `first` on is done. Aborts all communicators and throws Error if that fails or takes
   /// longer than a call may.

@@ -39,6 +39,10 @@ Library load() {
   find(file, library.group_end, "ncclGroupEnd");
   find(file, library.all_gather, "ncclAllGather");
   find(file, library.reduce_scatter, "ncclReduceScatter");
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 7, 0)
+  find(file, library.send, "ncclSend", false);
+  find(file, library.receive, "ncclRecv", false);
+#endif
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 14, 0)
   find(file, library.init_rank, "ncclCommInitRankConfig", false);
   find(file, library.finalize, "ncclCommFinalize", false);

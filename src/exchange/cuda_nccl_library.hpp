@@ -26,6 +26,10 @@ struct Library {
   decltype(&ncclGroupEnd) group_end = nullptr;
   decltype(&ncclAllGather) all_gather = nullptr;
   decltype(&ncclReduceScatter) reduce_scatter = nullptr;
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 7, 0)
+  decltype(&ncclSend) send = nullptr;
+  decltype(&ncclRecv) receive = nullptr;
+#endif
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 14, 0)
   decltype(&ncclCommInitRankConfig) init_rank = nullptr;
   decltype(&ncclCommFinalize) finalize = nullptr;

@@ -66,6 +66,7 @@ Heap::Heap(Group& processes, const DeviceMap& map, std::size_t bytes_a_rank) : m
   step_together(processes, "reservation of the device heap",
                 [&] { range_ = std::make_unique<AddressRange>(stride_ * static_cast<std::size_t>(map.ranks()), granularity); });
   map_parts(processes);
+  if (map.nodes > 1) step_together(processes, "headers of other nodes", [&] { map_other_nodes(granularity); });
   probe_heap(processes, map, view(0));
   step_together(processes, "zeroing of the device heap", [&] { zero_own_parts(); });
 }
@@ -78,16 +79,33 @@ void Heap::map_parts(Group& processes) {
       const std::size_t offset = stride_ * static_cast<std::size_t>(map_.parts[part].first_rank);
       const std::size_t bytes = stride_ * static_cast<std::size_t>(map_.parts[part].ranks);
       range_->map(offset, bytes, allocations[part].handle());
-      for (std::size_t gpu = 0; gpu < map_.gpus; ++gpu) {
-        const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, map_.own(gpu).device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-        const CUresult status = driver().set_access(range_->base() + offset, bytes, &access, 1);
-        if (status != CUDA_SUCCESS) {
-          throw InputError(fmt::format("{} cannot map the memory of {} (CUDA driver error {}); a group needs GPUs that are linked",
-                                       map_.name_of(map_.first + gpu), map_.name_of(part), static_cast<int>(status)));
-        }
-      }
+      allow_access(offset, bytes, map_.name_of(part));
     }
   });
+}
+
+void Heap::allow_access(std::size_t offset, std::size_t bytes, const std::string& whose) {
+  for (std::size_t gpu = 0; gpu < map_.gpus; ++gpu) {
+    const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, map_.own(gpu).device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    const CUresult status = driver().set_access(range_->base() + offset, bytes, &access, 1);
+    if (status == CUDA_SUCCESS) continue;
+    throw InputError(fmt::format("{} cannot map the memory of {} (CUDA driver error {}); a group needs GPUs that are linked",
+                                 map_.name_of(map_.first + gpu), whose, static_cast<int>(status)));
+  }
+}
+
+void Heap::map_other_nodes(std::size_t granularity) {
+  const CUmemAllocationProp prop = memory_properties(map_.own(0).device);
+  CUmemGenericAllocationHandle handle{};
+  check(driver().create(&handle, granularity, &prop, 0), "memory for the headers of other nodes");
+  const Allocation one(handle);
+  const int first = map_.parts.front().first_rank;
+  for (int rank = 0; rank < map_.ranks(); ++rank) {
+    if (rank >= first && rank < first + map_.ranks_a_node()) continue;
+    const std::size_t offset = stride_ * static_cast<std::size_t>(rank);
+    range_->map(offset, granularity, one.handle());
+    allow_access(offset, granularity, map_.name_of(map_.first));
+  }
 }
 
 void Heap::zero_own_parts() {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "group/cuda_driver.hpp"
@@ -47,6 +48,9 @@ class Heap {
 
  private:
   void map_parts(Group& processes);
+  /// Headers in the place of other nodes' parts, which whoever gives up writes and nobody reads.
+  void map_other_nodes(std::size_t granularity);
+  void allow_access(std::size_t offset, std::size_t bytes, const std::string& whose);
   void zero_own_parts();
 
   const DeviceMap& map_;

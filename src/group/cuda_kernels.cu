@@ -21,7 +21,7 @@ __global__ void read_words(const Word* from, int count, Word* to) {
 }
 
 __global__ void give_up(DeviceTeam team, FaultRecord record) {
-  if (threadIdx.x == 0) heddle::give_up(team, team.heap.rank, record.name, record.expected, record.seen);
+  if (threadIdx.x == 0) heddle::give_up(team, team.heap.rank, record);
 }
 
 template <class... Parameters, class... Arguments>

@@ -48,6 +48,10 @@ void check_devices(const DeviceGroupOptions& mine) {
   if (mine.devices.empty() || mine.ranks < static_cast<int>(mine.devices.size())) {
     throw InputError(fmt::format("{} ranks on {} GPUs: every GPU needs a rank", mine.ranks, mine.devices.size()));
   }
+  const DeviceNodes& nodes = mine.nodes;
+  if (nodes.node < 0 || nodes.node >= nodes.nodes) throw InputError(fmt::format("node {} of {}", nodes.node, nodes.nodes));
+  if (nodes.nodes > 1 && nodes.link == nullptr)
+    throw InputError(fmt::format("node {} of {} has no DeviceNodeLink to the others", nodes.node, nodes.nodes));
 }
 
 /// "device ranks uuid model", a line for each GPU of this process.
@@ -102,6 +106,9 @@ DeviceMap map_ranks(Group& processes, const DeviceGroupOptions& mine) {
     }
   }
   map.gpus = mine.devices.size();
+  map.nodes = mine.nodes.nodes;
+  for (Part& part : map.parts) part.first_rank += mine.nodes.node * ranks;
+  ranks *= map.nodes;
   constexpr int most = sizeof DeviceSettings::live;
   if (ranks > most) throw InputError(fmt::format("{} ranks; at most {} are possible", ranks, most));
   return map;

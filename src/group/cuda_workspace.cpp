@@ -7,6 +7,7 @@
 
 #include "group/agreement.hpp"
 #include "group/cuda_kernels.hpp"
+#include "heddle/device_nodes.hpp"
 #include "signal/fault.hpp"
 
 namespace heddle {
@@ -24,13 +25,26 @@ void allocate_pinned(T*& to, std::size_t count) {
   std::fill_n(to, count, T{});
 }
 
+/// On all processes of a node alike.
+cuda::DeviceMap mapped(Group& processes, const DeviceGroupOptions& mine) {
+  cuda::DeviceMap map = cuda::map_ranks(processes, mine);
+  step_together(processes, "look at the link between nodes", [&] {
+    if (map.nodes > 1 && mine.nodes.link->ranks() != map.ranks()) {
+      throw InputError(fmt::format("the link between nodes is for {} ranks; {} nodes of {} ranks are {}", mine.nodes.link->ranks(),
+                                   map.nodes, map.ranks_a_node(), map.ranks()));
+    }
+  });
+  return map;
+}
+
 }  // namespace
 
 DeviceWorkspace::Impl::Impl(std::unique_ptr<Group> alone_group, Group& group, const DeviceGroupOptions& mine,
                             std::size_t bytes_a_rank)
     : alone(std::move(alone_group)),
       processes(group),
-      map(cuda::map_ranks(group, mine)),
+      nodes(mine.nodes),
+      map(mapped(group, mine)),
       bytes(std::max(bytes_a_rank, heap_header_bytes)),
       heap(std::make_unique<cuda::Heap>(group, map, bytes)),
       live(static_cast<std::size_t>(map.ranks()), true) {
@@ -146,8 +160,9 @@ Word DeviceWorkspace::Impl::agree_on_epoch() {
 namespace {
 
 /// Compared before anything is made; what is a process's own matter (its GPUs, its ranks) may differ.
-Group& compared(Group& processes, std::size_t bytes, const std::string& configuration) {
-  compare_configurations(processes, configuration + fmt::format("heap_bytes={}\n", bytes), "process");
+Group& compared(Group& processes, const DeviceNodes& nodes, std::size_t bytes, const std::string& configuration) {
+  const std::string all = configuration + fmt::format("heap_bytes={}\nnode={}\nnodes={}\n", bytes, nodes.node, nodes.nodes);
+  compare_configurations(processes, all, "process");
   return processes;
 }
 
@@ -160,7 +175,7 @@ DeviceWorkspace::DeviceWorkspace(const DeviceGroupOptions& options, std::size_t 
 }
 DeviceWorkspace::DeviceWorkspace(Group& processes, const DeviceGroupOptions& mine, std::size_t bytes_a_rank,
                                  const std::string& configuration)
-    : impl_(std::make_unique<Impl>(nullptr, compared(processes, bytes_a_rank, configuration), mine, bytes_a_rank)) {}
+    : impl_(std::make_unique<Impl>(nullptr, compared(processes, mine.nodes, bytes_a_rank, configuration), mine, bytes_a_rank)) {}
 DeviceWorkspace::~DeviceWorkspace() = default;
 
 int DeviceWorkspace::ranks() const { return impl_->map.ranks(); }
@@ -187,7 +202,8 @@ void DeviceWorkspace::throw_if_aborted() const {
 }
 
 void DeviceWorkspace::set_deadline(std::chrono::nanoseconds deadline) {
-  impl_->settings.deadline_nanoseconds = static_cast<std::uint64_t>(deadline.count());
+  // Others may look: what waits for other nodes does.
+  std::atomic_ref(impl_->settings.deadline_nanoseconds).store(static_cast<std::uint64_t>(deadline.count()));
   impl_->write_settings();
 }
 
@@ -199,6 +215,8 @@ void DeviceWorkspace::set_delays(std::chrono::nanoseconds longest, std::uint32_t
 
 void DeviceWorkspace::reset(const std::vector<bool>& live) {
   Impl& own = *impl_;
+  if (own.map.nodes > 1)
+    throw InputError("a group over several nodes cannot go on after a fault; start it again with the nodes that are left");
   if (live.size() != own.live.size())
     throw InputError(fmt::format("reset with {} live flags for {} ranks", live.size(), own.live.size()));
   own.settle();

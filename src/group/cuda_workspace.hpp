@@ -36,6 +36,7 @@ struct DeviceWorkspace::Impl {
 
   std::unique_ptr<Group> alone;
   Group& processes;
+  DeviceNodes nodes;
   cuda::DeviceMap map;
   std::size_t bytes;
   std::unique_ptr<cuda::Heap> heap;

@@ -21,16 +21,15 @@ __device__ __noinline__ inline void hear_of_fault(const DeviceTeam& team, int ra
   ptx::store_release_system(&host->raised, 1);
 }
 
-/// Gives up: this rank's record, for the host as well, then the abort word of every rank. One lane.
-__device__ __noinline__ inline void give_up(const DeviceTeam& team, int rank, WordName name, std::uint64_t expected,
-                                            std::uint64_t seen) {
+/// Gives up: a record in this rank's part, for the host as well, then the abort word of every rank. The record is this rank's own,
+/// or of a rank of another node. One lane.
+__device__ __noinline__ inline void give_up(const DeviceTeam& team, int rank, const FaultRecord& record) {
   auto* header = team.heap.at<HeapHeader>(rank, 0);
   const Word code = static_cast<Word>(rank) + 1;
   if (ptx::compare_exchange_system(&header->abort, 0, ~Word{0}) != 0) {
     hear_of_fault(team, rank);
     return;
   }
-  const FaultRecord record{name, rank, expected, seen};
   header->fault = record;
   HostFault* host = team.host_faults + (rank - team.heap.rank);
   host->record = record;
@@ -40,6 +39,9 @@ __device__ __noinline__ inline void give_up(const DeviceTeam& team, int rank, Wo
   for (int peer = 0; peer < team.heap.ranks; ++peer) {
     if (peer != rank) ptx::compare_exchange_system(&team.heap.at<HeapHeader>(peer, 0)->abort, 0, code);
   }
+}
+__device__ inline void give_up(const DeviceTeam& team, int rank, WordName name, std::uint64_t expected, std::uint64_t seen) {
+  give_up(team, rank, {name, rank, expected, seen});
 }
 
 /// Whether a rank's own workers write a word.

@@ -1,63 +1,9 @@
-#include "exchange/cuda_counters.cuh"
-#include "exchange/elastic/protocol.hpp"
+#include "exchange/elastic/cuda_call.cuh"
+#include "exchange/nodes/cuda_nodes.hpp"
 
 namespace heddle {
 
 namespace {
-
-struct ElasticCall : DeviceCall {
-  ElasticLayout layout;
-  ElasticScratch scratch;  ///< all pointers here: of the first local rank
-  // Memory for what arrives, arrivals_stride bytes a local rank.
-  std::size_t arrivals_stride = 0;
-  ExpertLayout experts_layout;
-  std::byte* rows = nullptr;  ///< arrival order
-  bf16* sums = nullptr;
-  int room = 0;  ///< rows that are listed at least, "no expert" where none arrived
-  bool by_expert = true;
-  bool weighted = false;
-};
-
-__device__ ElasticScratch scratch_of(const ElasticCall& call) {
-  ElasticScratch scratch = call.scratch;
-  scratch.sent = of_this_rank(scratch.sent, call);
-  scratch.arrived = of_this_rank(scratch.arrived, call);
-  scratch.home_tokens = of_this_rank(scratch.home_tokens, call.arrivals_stride);
-  scratch.routing.local_ids = of_this_rank(scratch.routing.local_ids, call.arrivals_stride);
-  scratch.routing.weights = of_this_rank(scratch.routing.weights, call.arrivals_stride);
-  return scratch;
-}
-
-__device__ ExpertLayout experts_of(const ElasticCall& call, int rank) {
-  ExpertLayout to = call.experts_layout;
-  to.local_experts = call.placement.experts_on[rank];
-  to.begins = of_this_rank(to.begins, call.arrivals_stride);
-  to.counts = of_this_rank(to.counts, call.arrivals_stride);
-  to.places = of_this_rank(to.places, call.arrivals_stride);
-  to.row_weights = of_this_rank(to.row_weights, call.arrivals_stride);
-  to.rows = of_this_rank(to.rows, call.arrivals_stride);
-  to.numbers = of_this_rank(to.numbers, call.arrivals_stride);
-  to.before = of_this_rank(to.before, call.arrivals_stride);
-  return to;
-}
-
-/// The copy epilogue of the rows that arrived, `arrived` from each rank.
-template <RowMover mover>
-__device__ void lay_out(DeviceWorker<mover>& w, const ElasticCall& call, const ElasticScratch& scratch,
-                        const std::int32_t* arrived) {
-  const int n = w.sum_values(w.heap().ranks, arrived);
-  PairCount pairs(w, call);
-  if (!elastic_list(w, call.layout, arrived, n, n < call.room ? call.room : n, call.placement, scratch, pairs)) return;
-  pairs.add_up();
-  if (call.by_expert) {
-    if (!elastic_expand(w, call.layout, arrived, n, call.placement, scratch, experts_of(call, w.heap().rank))) return;
-  } else {
-    elastic_copy_out(w, call.layout, arrived, n, of_this_rank(call.rows, call.arrivals_stride));
-  }
-  const std::int32_t* rows = of_this_rank(call.experts_layout.counts, call.arrivals_stride);
-  tally_dispatch(
-      call, [&](int d) { return scratch.sent.totals[d]; }, [&](int s) { return arrived[s]; }, [&](int e) { return rows[e]; });
-}
 
 template <RowMover mover>
 __global__ void __launch_bounds__(threads_a_cta, 1) elastic_dispatch(const __grid_constant__ ElasticCall call) {
@@ -89,132 +35,107 @@ template <RowMover mover>
 __global__ void __launch_bounds__(threads_a_cta, 1) elastic_combine(const __grid_constant__ ElasticCall call) {
   HEDDLE_DEVICE_WORKER(w, call, CallPart::combine);
   const ElasticScratch scratch = scratch_of(call);
-  const DeviceRank& rank = call.ranks[blockIdx.y];
-  if (call.send) {
-    ElasticResults results;
-    results.rows = rank.results;
-    results.weighted = call.weighted;
-    results.summed = !call.by_expert;
-    if (call.by_expert) {
-      results.places = of_this_rank(call.experts_layout.places, call.arrivals_stride);
-      results.sums = of_this_rank(call.sums, call.arrivals_stride);
-    }
-    if (!elastic_return(w, call.layout, results, scratch)) return;
-  }
+  if (call.send && !elastic_return(w, call.layout, results_of(call), scratch)) return;
   if (!call.receive) return;
-  if (elastic_collect(w, call.layout, send_input(call), call.placement, scratch, call.weighted, shared_rows(call), rank.output.out))
+  if (elastic_collect(w, call.layout, send_input(call), call.placement, scratch, call.weighted, shared_rows(call),
+                      call.ranks[blockIdx.y].output.out))
     tally_combine(call);
 }
 
-class DeviceElastic : public DeviceWay<ElasticCall> {
- public:
-  DeviceElastic(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options, const ExchangeMemory& memory,
-                const DeviceExchangeOptions& device_options)
-      : DeviceWay(workspace, gpu, options, memory, device_options,
-                  {elastic_dispatch<RowMover::any>, elastic_dispatch<RowMover::plain>, elastic_dispatch<RowMover::bulk>},
-                  {elastic_combine<RowMover::any>, elastic_combine<RowMover::plain>, elastic_combine<RowMover::bulk>}) {
-    parameters_.layout = make_layout<ElasticLayout>(options, areas());
-    parameters_.layout.reduce = options.reduce;
-    parameters_.by_expert = options.arrived != ArrivedLayout::routed;
-    parameters_.weighted = options.weight_at == WeightAt::combine;
-    parameters_.experts_layout.block_rows = options.arrived == ArrivedLayout::masked ? ranks() * options.cap : 0;
-    const auto r = static_cast<std::size_t>(ranks());
-    ScratchPlan plan;
-    const NumberingPlan sent = plan_numbering(plan, static_cast<std::size_t>(options.cap) * r, r, options.cap, set_chunk);
-    arrived_ = plan.take(r * sizeof(std::int32_t));
-    allocate_scratch(plan);
-    parameters_.scratch.sent = at(sent);
-    parameters_.scratch.arrived = at<std::int32_t>(arrived_);
-    if (options.cpu_sync) return;
-    parameters_.room = parameters_.by_expert ? 0 : static_cast<int>(parameters_.layout.region_rows());
-    make_room(parameters_.layout.region_rows());
-  }
+}  // namespace
 
-  Arrived arrived(int local) const override {
-    Arrived arrived;
-    arrived.layout = options_.arrived;
-    arrived.wire = options_.wire;
-    arrived.row_stride = parameters_.layout.wire.row_bytes();
-    arrived.received = -1;
-    arrived.real = -1;
-    if (parameters_.by_expert) {
-      const ExpertLayout& to = parameters_.experts_layout;
-      arrived.rows = of_rank(to.rows, local);
-      arrived.room = static_cast<int>(expanded_room(options_, most_experts(), parameters_.layout.region_rows()));
-      arrived.begins = of_rank(to.begins, local);
-      arrived.counts = of_rank(to.counts, local);
-      arrived.row_weights = of_rank(to.row_weights, local);
-      arrived.block_rows = to.block_rows;
-      return arrived;
-    }
-    arrived.rows = of_rank(parameters_.rows, local);
-    arrived.room = parameters_.room;
-    arrived.local_ids = of_rank(parameters_.scratch.routing.local_ids, local);
-    arrived.weights = of_rank(parameters_.scratch.routing.weights, local);
-    arrived.slots_wanted = options_.reduce == Reduce::home;
+DeviceElastic::DeviceElastic(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options,
+                             const ExchangeMemory& memory, const DeviceExchangeOptions& device_options)
+    : DeviceWay(workspace, gpu, options, memory, device_options,
+                {elastic_dispatch<RowMover::any>, elastic_dispatch<RowMover::plain>, elastic_dispatch<RowMover::bulk>},
+                {elastic_combine<RowMover::any>, elastic_combine<RowMover::plain>, elastic_combine<RowMover::bulk>}) {
+  parameters_.layout = make_layout<ElasticLayout>(options, areas());
+  parameters_.layout.reduce = options.reduce;
+  parameters_.by_expert = options.arrived != ArrivedLayout::routed;
+  parameters_.weighted = options.weight_at == WeightAt::combine;
+  parameters_.experts_layout.block_rows = options.arrived == ArrivedLayout::masked ? ranks() * options.cap : 0;
+  const auto r = static_cast<std::size_t>(ranks());
+  ScratchPlan plan;
+  const NumberingPlan sent = plan_numbering(plan, static_cast<std::size_t>(options.cap) * r, r, options.cap, set_chunk);
+  arrived_ = plan.take(r * sizeof(std::int32_t));
+  allocate_scratch(plan);
+  parameters_.scratch.sent = at(sent);
+  parameters_.scratch.arrived = at<std::int32_t>(arrived_);
+  if (options.cpu_sync) return;
+  parameters_.room = parameters_.by_expert ? 0 : static_cast<int>(parameters_.layout.region_rows());
+  make_room(parameters_.layout.region_rows());
+}
+
+Arrived DeviceElastic::arrived(int local) const {
+  Arrived arrived;
+  arrived.layout = options_.arrived;
+  arrived.wire = options_.wire;
+  arrived.row_stride = parameters_.layout.wire.row_bytes();
+  arrived.received = -1;
+  arrived.real = -1;
+  if (parameters_.by_expert) {
+    const ExpertLayout& to = parameters_.experts_layout;
+    arrived.rows = of_rank(to.rows, local);
+    arrived.room = static_cast<int>(expanded_room(options_, most_experts(), parameters_.layout.region_rows()));
+    arrived.begins = of_rank(to.begins, local);
+    arrived.counts = of_rank(to.counts, local);
+    arrived.row_weights = of_rank(to.row_weights, local);
+    arrived.block_rows = to.block_rows;
     return arrived;
   }
+  arrived.rows = of_rank(parameters_.rows, local);
+  arrived.room = parameters_.room;
+  arrived.local_ids = of_rank(parameters_.scratch.routing.local_ids, local);
+  arrived.weights = of_rank(parameters_.scratch.routing.weights, local);
+  arrived.slots_wanted = options_.reduce == Reduce::home;
+  return arrived;
+}
 
- protected:
-  /// Memory for up to `rows` arrived rows a local rank. Only grows: freeing memory waits for all of this GPU's kernels,
-  /// perhaps for those of others.
-  void make_room(std::size_t rows) {
-    const bool by_expert = parameters_.by_expert;
-    const std::size_t row_bytes = parameters_.layout.wire.row_bytes();
-    const auto experts = static_cast<std::size_t>(most_experts());
-    const std::size_t pairs = rows * static_cast<std::size_t>(options_.topk);
-    const std::size_t expanded = by_expert ? expanded_room(options_, most_experts(), rows) : 0;
-    const bool sums_wanted = by_expert && options_.reduce == Reduce::rank && options_.combine_wire != Wire::bf16;
-    ScratchPlan plan;
-    const std::size_t home_tokens = plan.take(rows * sizeof(std::int32_t));
-    const std::size_t local_ids = plan.take(pairs * sizeof(std::int32_t));
-    const std::size_t weights = plan.take(pairs * sizeof(float));
-    const std::size_t places = plan.take(pairs * sizeof(std::int32_t));
-    const std::size_t numbers = plan.take(pairs * sizeof(std::int32_t));
-    const std::size_t before = plan.take(chunks_of(static_cast<int>(pairs), kind_chunk) * experts * sizeof(std::int32_t));
-    const std::size_t begins = plan.take(experts * sizeof(std::int32_t));
-    const std::size_t counts = plan.take(experts * sizeof(std::int32_t));
-    const std::size_t row_weights = plan.take(expanded * sizeof(float));
-    const std::size_t out = plan.take((by_expert ? expanded : rows) * row_bytes);
-    const std::size_t sums = plan.take(sums_wanted ? rows * static_cast<std::size_t>(options_.hidden) * sizeof(bf16) : 0);
-    parameters_.arrivals_stride = align_up(plan.bytes(), 128);
-    const std::size_t bytes = parameters_.arrivals_stride * static_cast<std::size_t>(local_ranks());
-    if (arrivals_.data() == nullptr || bytes > arrivals_bytes_) {
-      arrivals_ = {};
-      arrivals_bytes_ = 0;
-      arrivals_ = DeviceArray<std::byte>(device(), bytes);
-      arrivals_bytes_ = bytes;
-    }
-    std::byte* base = arrivals_.data();
-    const auto integers = [base](std::size_t offset) { return reinterpret_cast<std::int32_t*>(base + offset); };
-    const auto floats = [base](std::size_t offset) { return reinterpret_cast<float*>(base + offset); };
-    parameters_.scratch.home_tokens = integers(home_tokens);
-    parameters_.scratch.routing = {options_.topk, integers(local_ids), floats(weights)};
-    parameters_.rows = base + out;
-    parameters_.sums = reinterpret_cast<bf16*>(base + sums);
-    ExpertLayout& to = parameters_.experts_layout;
-    to.places = integers(places);
-    to.numbers = integers(numbers);
-    to.before = integers(before);
-    to.begins = integers(begins);
-    to.counts = integers(counts);
-    to.row_weights = floats(row_weights);
-    to.rows = base + out;
+void DeviceElastic::make_room(std::size_t rows) {
+  const bool by_expert = parameters_.by_expert;
+  const std::size_t row_bytes = parameters_.layout.wire.row_bytes();
+  const auto experts = static_cast<std::size_t>(most_experts());
+  const std::size_t pairs = rows * static_cast<std::size_t>(options_.topk);
+  const std::size_t expanded = by_expert ? expanded_room(options_, most_experts(), rows) : 0;
+  const bool sums_wanted = by_expert && options_.reduce == Reduce::rank && options_.combine_wire != Wire::bf16;
+  ScratchPlan plan;
+  const std::size_t home_tokens = plan.take(rows * sizeof(std::int32_t));
+  const std::size_t local_ids = plan.take(pairs * sizeof(std::int32_t));
+  const std::size_t weights = plan.take(pairs * sizeof(float));
+  const std::size_t places = plan.take(pairs * sizeof(std::int32_t));
+  const std::size_t numbers = plan.take(pairs * sizeof(std::int32_t));
+  const std::size_t before = plan.take(chunks_of(static_cast<int>(pairs), kind_chunk) * experts * sizeof(std::int32_t));
+  const std::size_t begins = plan.take(experts * sizeof(std::int32_t));
+  const std::size_t counts = plan.take(experts * sizeof(std::int32_t));
+  const std::size_t row_weights = plan.take(expanded * sizeof(float));
+  const std::size_t out = plan.take((by_expert ? expanded : rows) * row_bytes);
+  const std::size_t sums = plan.take(sums_wanted ? rows * static_cast<std::size_t>(options_.hidden) * sizeof(bf16) : 0);
+  parameters_.arrivals_stride = align_up(plan.bytes(), 128);
+  const std::size_t bytes = parameters_.arrivals_stride * static_cast<std::size_t>(local_ranks());
+  if (arrivals_.data() == nullptr || bytes > arrivals_bytes_) {
+    arrivals_ = {};
+    arrivals_bytes_ = 0;
+    arrivals_ = DeviceArray<std::byte>(device(), bytes);
+    arrivals_bytes_ = bytes;
   }
+  std::byte* base = arrivals_.data();
+  const auto integers = [base](std::size_t offset) { return reinterpret_cast<std::int32_t*>(base + offset); };
+  const auto floats = [base](std::size_t offset) { return reinterpret_cast<float*>(base + offset); };
+  parameters_.scratch.home_tokens = integers(home_tokens);
+  parameters_.scratch.routing = {options_.topk, integers(local_ids), floats(weights)};
+  parameters_.rows = base + out;
+  parameters_.sums = reinterpret_cast<bf16*>(base + sums);
+  ExpertLayout& to = parameters_.experts_layout;
+  to.places = integers(places);
+  to.numbers = integers(numbers);
+  to.before = integers(before);
+  to.begins = integers(begins);
+  to.counts = integers(counts);
+  to.row_weights = floats(row_weights);
+  to.rows = base + out;
+}
 
-  std::size_t arrived_ = 0;  ///< where in a rank's scratch the rows from each rank are counted
-
- private:
-  int most_experts() const { return std::max(1, parameters_.layout.shape.max_local_experts); }
-  template <class T>
-  const T* of_rank(const T* first, int local) const {
-    const std::size_t shift = static_cast<std::size_t>(local) * parameters_.arrivals_stride;
-    return reinterpret_cast<const T*>(reinterpret_cast<std::uintptr_t>(first) + shift);
-  }
-
-  DeviceArray<std::byte> arrivals_;
-  std::size_t arrivals_bytes_ = 0;
-};
+namespace {
 
 /// cpu_sync: the host waits for the counts and makes room for exactly what arrived.
 class WaitingElastic final : public DeviceElastic {
@@ -287,6 +208,7 @@ class WaitingElastic final : public DeviceElastic {
 
 std::unique_ptr<DeviceExchange> create_device_elastic(DeviceWorkspace& workspace, std::size_t gpu, const ExchangeOptions& options,
                                                       const ExchangeMemory& memory, const DeviceExchangeOptions& device) {
+  if (workspace.impl().map.nodes > 1) return create_device_elastic_nodes(workspace, gpu, options, memory, device);
   if (options.cpu_sync) return std::make_unique<WaitingElastic>(workspace, gpu, options, memory, device);
   return std::make_unique<DeviceElastic>(workspace, gpu, options, memory, device);
 }

@@ -30,6 +30,7 @@ std::string refused_by_nccl(const ExchangeOptions& options, const cuda::DeviceMa
   if (options.way != Way::gather)
     return fmt::format("NCCL serves gather; way {} has kernels of its own, leave DeviceExchangeOptions::nccl empty",
                        name(options.way));
+  if (group.nodes > 1) return fmt::format("gather by NCCL knows one node, the group has {}; take way elastic", group.nodes);
   if (options.gather != GatherMode::padded)
     return "gather by NCCL has blocks of one size: take GatherMode::padded, or gather's own kernels";
   if (options.combine_wire != Wire::bf16)

@@ -11,17 +11,17 @@ struct NodesLayout {
   int nodes = 1;
   NodeMode mode = NodeMode::direct;
 
-  int ranks_a_node() const { return elastic.shape.ranks / nodes; }
-  int node_of(int rank) const { return rank / ranks_a_node(); }
-  int place_of(int rank) const { return rank % ranks_a_node(); }
-  int rank_of(int node, int place) const { return node * ranks_a_node() + place; }
-  bool together(int rank, int other) const { return node_of(rank) == node_of(other); }
+  HEDDLE_HOST_DEVICE int ranks_a_node() const { return elastic.shape.ranks / nodes; }
+  HEDDLE_HOST_DEVICE int node_of(int rank) const { return rank / ranks_a_node(); }
+  HEDDLE_HOST_DEVICE int place_of(int rank) const { return rank % ranks_a_node(); }
+  HEDDLE_HOST_DEVICE int rank_of(int node, int place) const { return node * ranks_a_node() + place; }
+  HEDDLE_HOST_DEVICE bool together(int rank, int other) const { return node_of(rank) == node_of(other); }
 
   /// Do rows, or results, go by the rank with the same place on the other node? Slots gain nothing by it: as many rows cross.
-  bool rows_forwarded() const { return mode == NodeMode::hybrid; }
-  bool results_forwarded() const { return mode == NodeMode::hybrid && elastic.reduce == Reduce::rank; }
+  HEDDLE_HOST_DEVICE bool rows_forwarded() const { return mode == NodeMode::hybrid; }
+  HEDDLE_HOST_DEVICE bool results_forwarded() const { return mode == NodeMode::hybrid && elastic.reduce == Reduce::rank; }
   /// Does a rank exchange messages of that kind with a rank of another node?
-  bool is_peer(int rank, int other, bool forwarded) const {
+  HEDDLE_HOST_DEVICE bool is_peer(int rank, int other, bool forwarded) const {
     return !together(rank, other) && (!forwarded || place_of(rank) == place_of(other));
   }
   std::size_t peers(bool forwarded) const {
@@ -37,7 +37,7 @@ struct NodesLayout {
   std::size_t routing_in_record() const { return elastic.wire.row_bytes(); }
   std::size_t home_token_in_record() const { return routing_in_record() + routing_bytes(elastic.shape.topk); }
   // Back: a header, then rows: of each token in the order of the message out, one a rank in rank order, or one a choice.
-  std::size_t result(std::size_t number) const { return header_bytes + number * elastic.returned.row_bytes(); }
+  HEDDLE_HOST_DEVICE std::size_t result(std::size_t number) const { return header_bytes + number * elastic.returned.row_bytes(); }
   /// Most results of a token in a message.
   std::size_t results_a_token() const {
     if (elastic.reduce == Reduce::home) return static_cast<std::size_t>(elastic.shape.topk);

@@ -110,7 +110,9 @@ HEDDLE_PROTOCOL bool nodes_forward(W& w, const NodesLayout& layout, const Arrive
 
 /// Where results go that do not stay on this node: straight into messages, or to the rank that sends them on.
 struct NodeResults {
-  std::byte* const* messages = nullptr;  ///< [ranks], null: none to that rank
+  /// [ranks], null: none to that rank. All null: results for other nodes wait in the combine area, by region of the rank that they
+  /// go to or, where they are forwarded, of the one at the own place of its node.
+  std::byte* const* messages = nullptr;
   /// [arrived rows]: rows in the message before those of this one (reduce = home)
   const std::int32_t* rows_before = nullptr;
 };
@@ -128,11 +130,12 @@ HEDDLE_PROTOCOL bool nodes_return(W& w, const NodesLayout& layout, const Elastic
   const auto arrived = [&](int s) { return scratch.arrived[s]; };
   w.deal(heap.ranks, heap.ranks, bits, arrived, [&](int s, int slot, int before, const RowPart& part) {
     const int i = before + slot;
-    std::byte* message = out.messages[s];
+    std::byte* message = out.messages != nullptr ? out.messages[s] : nullptr;
     if (elastic.reduce == Reduce::rank) {
       // By way of the rank of this node that has the home's place: where the home's node and this rank's place say.
-      const int to = layout.rank_of(layout.node_of(heap.rank), layout.place_of(s));
-      const int region = layout.rank_of(layout.node_of(s), layout.place_of(heap.rank));
+      const bool waits_here = !layout.together(heap.rank, s) && !layout.results_forwarded();
+      const int to = waits_here ? heap.rank : layout.rank_of(layout.node_of(heap.rank), layout.place_of(s));
+      const int region = waits_here ? s : layout.rank_of(layout.node_of(s), layout.place_of(heap.rank));
       std::byte* home = message != nullptr ? message + layout.result(static_cast<std::size_t>(slot))
                                            : heap.template at<std::byte>(to, elastic.summed_row(region, slot));
       elastic_return_sum(w, elastic, results, scratch, i, home, part);
