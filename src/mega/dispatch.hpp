@@ -187,6 +187,20 @@ HEDDLE_PROTOCOL bool mega_announce(W& w, const MegaCall& call) {
   return true;
 }
 
+/// Whether a source can have announced so many rows for an expert.
+HEDDLE_HOST_DEVICE inline bool is_row_count(const MegaLayout& layout, int count) { return count >= 0 && count <= layout.shape.cap; }
+
+/// Names the first announced count that cannot be, of which there is one.
+template <CountingWorker W>
+HEDDLE_PROTOCOL bool mega_refuse_counts(W& w, const MegaCall& call) {
+  const MegaLayout& layout = call.layout;
+  const int ranks = w.heap().ranks;
+  int region = 0;
+  while (is_row_count(layout, call.scratch.arrived[region])) ++region;
+  return w.fail({WordKind::mega_row_count, region % ranks, region / ranks}, static_cast<std::uint64_t>(layout.shape.cap),
+                static_cast<std::uint32_t>(call.scratch.arrived[region]));
+}
+
 /// One worker takes the announced counts and cuts each expert's rows into blocks; false if a count cannot be.
 template <CountingWorker W>
 HEDDLE_PROTOCOL bool mega_take_counts(W& w, const MegaCall& call) {
@@ -194,33 +208,23 @@ HEDDLE_PROTOCOL bool mega_take_counts(W& w, const MegaCall& call) {
   const HeapView heap = w.heap();
   const int ranks = heap.ranks;
   const MegaScratch& to = call.scratch;
+  bool all_can_be = true;
   w.lanes(call.local_experts * ranks, [&](int region) {
     const int s = region % ranks;
     const auto* count = heap.template mine<const std::int32_t>(layout.count(region / ranks, s));
-    to.arrived[region] = w.live(s) ? w.load(count) : 0;
+    const std::int32_t arrived = w.live(s) ? w.load(count) : 0;
+    to.arrived[region] = arrived;
+    all_can_be = all_can_be && is_row_count(layout, arrived);
   });
-  const auto is_wrong = [&](int count) { return count < 0 || count > layout.shape.cap; };
+  if (!w.in_all_lanes(all_can_be)) return mega_refuse_counts(w, call);
   w.lanes(call.local_experts, [&](int e) {
     int rows = 0;
-    bool wrong = false;
-    for (int s = 0; s < ranks; ++s) {
-      const std::int32_t count = to.arrived[e * ranks + s];
-      wrong |= is_wrong(count);
-      rows += wrong ? 0 : count;
-    }
-    to.rows[e] = wrong ? -1 : rows;
-    to.row_ends[e] = wrong ? 0 : rows;
-    to.ends[e] = wrong ? 0 : parts_of(rows, layout.block_rows);
+    for (int s = 0; s < ranks; ++s) rows += to.arrived[e * ranks + s];
+    to.rows[e] = to.row_ends[e] = rows;
+    to.ends[e] = parts_of(rows, layout.block_rows);
   });
   w.prefix_sums(call.local_experts, to.ends, 1);  // where an expert's blocks begin, and its rows
   w.prefix_sums(call.local_experts, to.row_ends, 1);
-  for (int e = 0; e < call.local_experts; ++e) {
-    if (to.rows[e] >= 0) continue;
-    int s = 0;
-    while (!is_wrong(to.arrived[e * ranks + s])) ++s;
-    return w.fail({WordKind::mega_row_count, s, e}, static_cast<std::uint64_t>(layout.shape.cap),
-                  static_cast<std::uint32_t>(to.arrived[e * ranks + s]));
-  }
   w.lanes(call.local_experts, [&](int e) {
     to.ends[e] += parts_of(to.rows[e], layout.block_rows);
     to.row_ends[e] += to.rows[e];

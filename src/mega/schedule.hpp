@@ -89,6 +89,7 @@ struct RowSource {
 /// so that all links are in use at any time.
 template <class Counts>
 HEDDLE_HOST_DEVICE RowSource source_of_row(int ranks, Counts counts, int row) {
+  if (ranks == 1) return {0, row};
   // Rows of the first `turns` turns: in each, a source that still has a row gives one.
   const auto rows_of_turns = [&](int turns) {
     int rows = 0;

@@ -58,6 +58,8 @@ class WarpNumbers {
     for (int i = lane_; i < n; i += lanes_of_warp) sum += values[i];
     return __reduce_add_sync(all_lanes, sum);
   }
+  /// As OneLane's.
+  __device__ bool in_all_lanes(bool mine) const { return __all_sync(all_lanes, mine) != 0; }
   __device__ int prefix_sums(int n, std::int32_t* values, int stride) {
     int sum = 0;
     for (int base = 0; base < n; base += lanes_of_warp) {

@@ -16,6 +16,8 @@ class OneLane {
   int squad_index() const { return self().index(); }
   int squad_count() const { return self().count(); }
   bool first_squad() const { return true; }
+  /// Whether it holds for what every lane has looked at in lanes().
+  bool in_all_lanes(bool mine) const { return mine; }
   /// numbers[i, c] = how many earlier items are of class c, -1 where item i is not; counts[c] = how many are in all.
   template <class Bits>
   void enumerate_sets(int n, int classes, Bits bits, std::int32_t* numbers, std::int32_t* counts) {

@@ -112,6 +112,8 @@ __device__ inline std::uint32_t shared_address(const void* address) {
 }
 /// What this thread did with ordinary loads and stores, or knows of others, comes before its bulk copies, and the reverse.
 __device__ inline void fence_proxies() { asm volatile("fence.proxy.async;" ::: "memory"); }
+/// The same for global memory alone. The one above waits for all that this thread has stored, too.
+__device__ inline void fence_global_proxies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 /// The same for the CTA's shared memory alone.
 __device__ inline void fence_shared_proxies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 /// A barrier in shared memory whose phase ends when `arrivals` threads have come and the bytes that they expect are there.

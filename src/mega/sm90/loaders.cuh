@@ -7,9 +7,12 @@
 
 namespace heddle::sm90 {
 
+/// Who reads rows: threads, by loads, or the unit that copies tensors.
+enum class RowReader : std::uint8_t { threads, copies };
+
 /// When the stages of a task's rows may be read (see Settled). For a warp. Where a wait gives up the roles go on without waiting:
 /// old bytes are multiplied, and nobody is told of the result.
-template <class Shape>
+template <class Shape, RowReader reader>
 class AwaitedRows {
  public:
   __device__ AwaitedRows(MegaShared<Shape>& shared, MegaWorker& w, const KernelTask& task) : shared_(shared), w_(w), task_(task) {}
@@ -20,7 +23,7 @@ class AwaitedRows {
       const int ready = shared_.has_stopped() ? all : look();
       if (ready == 0) shared_.stop();
       ready_ = ready == 0 ? all : ready;
-      ptx::fence_proxies();  // stored by threads, read by the unit that copies tensors
+      if constexpr (reader == RowReader::copies) ptx::fence_global_proxies();  // stored by threads
     }
     return ready_;
   }
@@ -76,7 +79,7 @@ __device__ void load_rows(MegaShared<Shape>& shared, MegaWorker w, const MegaRan
   KernelTask task;
   while (tasks.next(task)) {
     const trace::WarpSpan span(trace::Kind::rows, task);
-    AwaitedRows<Shape> rows(shared, w, task);
+    AwaitedRows<Shape, RowReader::copies> rows(shared, w, task);
     const RowTensor& tensor = part.rows[static_cast<int>(task.source)];
     const int stages = plan_of(shared, task).steps() / Shape::parts;
     rows.await(1);
@@ -109,7 +112,7 @@ __device__ void load_scales(MegaShared<Shape>& shared, MegaWorker w) {
     if (shared.known.rows[source].scaling != TokenScales::none) {
       const trace::WarpSpan span(trace::Kind::scales, task);
       const WeightPlan plan = plan_of(shared, task);
-      AwaitedRows<Shape> rows(shared, w, task);
+      AwaitedRows<Shape, RowReader::threads> rows(shared, w, task);
       loader.load(shared.known.rows[source], plan.cols, task.task, plan.steps() / Shape::parts, rows);
     }
     tasks.leave();

@@ -27,7 +27,7 @@ class PullWorker : public MegaWorker {
     std::byte* const place = to(0);
     if (lane() != 0) return;
     // Behind the words that say that both may be touched: whoever waited for one has completed all before.
-    if (started_ == stored_) ptx::fence_proxies();
+    if (started_ == stored_) ptx::fence_global_proxies();
     const auto bytes = static_cast<std::uint32_t>(format.row_bytes());
 #pragma unroll 1
     for (std::uint32_t at = 0; at < bytes; at += pull_slot_bytes) start(place + at, from + at, min(bytes - at, pull_slot_bytes));
@@ -37,7 +37,7 @@ class PullWorker : public MegaWorker {
     if (lane() == 0) {
       while (stored_ != started_) store_oldest();
       ptx::wait_until_written();
-      ptx::fence_proxies();
+      ptx::fence_global_proxies();
     }
     __syncwarp();
   }
