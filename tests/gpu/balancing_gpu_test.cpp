@@ -188,7 +188,7 @@ void expect_changes(const Case& c, std::mt19937_64& random, int calls_ahead, boo
   for (std::size_t i = 0; i <= changes; ++i) maps.push_back(balancing_test::random_map(random, c.layer.shape.experts, 4, 5));
   BalancingOptions balancing;
   balancing.copy_bytes = 100'000 + random() % 1000;  // so that a change takes several calls
-  BalancedBed bed(c, maps[0], balancing, {calls_ahead, {}});
+  BalancedBed bed(c, maps[0], balancing, {calls_ahead, {}, {}});
   bed.bed.load(c, tokens);
   const LayerGraphs graphs = captured ? bed.capture() : LayerGraphs();
   std::size_t next = 1;
@@ -231,7 +231,9 @@ void expect_even(const Case& c, std::mt19937_64& random, bool captured) {
   BalancingOptions balancing;
   balancing.every = 4;
   const ReplicaMap first = balance_experts(std::vector<double>(16, 1.0), {4, 8, 1, {}});
-  BalancedBed bed(c, first, balancing, {2, {}});
+  DeviceBalancingOptions ahead{2, {}, {}};
+  if (captured) ahead.staged_experts = 2;  // then it takes more changes
+  BalancedBed bed(c, first, balancing, ahead);
   const LayerGraphs graphs = captured ? bed.capture() : LayerGraphs();
   for (int text = 0; text < 3; ++text) {
     Tokens tokens = draw_tokens(c, random());
@@ -286,7 +288,7 @@ TEST(BalancingGpu, GoesOnAfterAFault) {
     const std::vector<bf16> wanted = without_copies(c, tokens);
     const ReplicaMap first = balancing_test::random_map(random, c.layer.shape.experts, 4, 5);
     const ReplicaMap next = balancing_test::random_map(random, c.layer.shape.experts, 4, 5);
-    BalancedBed bed(c, first, {}, {1, {}});
+    BalancedBed bed(c, first, {}, {1, {}, {}});
     Tokens bad = tokens;
     bad.routing.ids[0] = c.layer.shape.experts;
     for (const int good_calls : {0, 1, 2, 3}) {
@@ -329,11 +331,12 @@ TEST(BalancingGpu, RefusesWhatDoesNotFit) {
   Case c = plain_case(4, WeightKind::bf16);
   c.options.way = Way::low_latency;
   const ReplicaMap first = balancing_test::random_map(random, c.layer.shape.experts, 4, 5);
-  EXPECT_THROW(BalancedBed(c, first, {}, {-1, {}}), InputError);
+  EXPECT_THROW(BalancedBed(c, first, {}, {-1, {}, {}}), InputError);
+  EXPECT_THROW(BalancedBed(c, first, {}, {4, {}, 0}), InputError);
   BalancingOptions none;
   none.copy_bytes = 0;
   EXPECT_THROW(BalancedBed(c, first, none, {}), InputError);
-  BalancedBed bed(c, first, {}, {4, 24});
+  BalancedBed bed(c, first, {}, {4, 24, {}});
   EXPECT_THROW(bed.layer.begin(0, bed.bed.inputs(0), {25, Phase::decode}, bed.bed.streams()[0]), InputError);
   EXPECT_THROW(bed.layer.begin(7, bed.bed.inputs(0), {24, Phase::decode}, bed.bed.streams()[0]), InputError);
   EXPECT_THROW(bed.layer.follow({}), InputError) << "a stream a GPU";

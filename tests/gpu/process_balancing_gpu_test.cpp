@@ -29,7 +29,7 @@ class BalancedProcess {
       weights.push_back(LayerWeights::load(source_, c.placement, workspace_.first_rank(0) + local));
     }
     plain_.emplace(workspace_, 0, memory_, weights, c.options);
-    layer_.emplace(workspace_, memory_, source_, first, c.options, balancing, DeviceBalancingOptions{2, {}});
+    layer_.emplace(workspace_, memory_, source_, first, c.options, balancing, DeviceBalancingOptions{2, {}, {}});
   }
   ~BalancedProcess() { cudaStreamDestroy(stream_); }
   BalancedProcess(const BalancedProcess&) = delete;
