@@ -246,6 +246,22 @@ TEST(BalancingPartWay, GoesThereInSteps) {
   }
 }
 
+/// Of 60 changes of drawn loads, how many end where they were to: what docs/balancing.md says of memory for few experts.
+TEST(BalancingPartWay, MemoryForFourIsEnoughForDrawnLoads) {
+  for (const auto& [most, wanted_ends] : {std::pair(4, 60), std::pair(2, 51)}) {
+    int ends = 0;
+    for (std::uint64_t seed = 0; seed < 60; ++seed) {
+      std::mt19937_64 random(seed);
+      const std::vector<double> before = zipf_popularity(256, 1.0, random()), behind = zipf_popularity(256, 1.0, random());
+      ReplicaMap now = balance_experts(before, {8, 32, 1, {}}), last;
+      const ReplicaMap wanted = settle(balance_experts(behind, {8, 32, 1, {}}), now);
+      while (!(now == last)) now = part_way(last = now, wanted, most);
+      ends += now == wanted ? 1 : 0;
+    }
+    EXPECT_EQ(ends, wanted_ends) << "memory for " << most;
+  }
+}
+
 TEST(BalancingPartWay, ExpertsWithoutCopiesChangePlacesTogether) {
   const ReplicaMap current = ReplicaMap::from_ranks({{0, 1}, {2, 3}, {4, 5}}, 6);
   const ReplicaMap wanted = ReplicaMap::from_ranks({{2, 3}, {4, 5}, {0, 1}}, 6);
