@@ -9,6 +9,7 @@
 #include <random>
 #include <set>
 
+#include "balancing/part_way.hpp"
 #include "balancing_support.hpp"
 #include "heddle/balancing.hpp"
 #include "heddle/error.hpp"
@@ -215,6 +216,63 @@ TEST(Settle, KeepsThePlacementAndMovesNoMore) {
     }
     EXPECT_THAT(a, ::testing::UnorderedElementsAreArray(b));
   }
+}
+
+/// Steps to a placement: few places of a rank are changed at a time, to what is wanted there, and from_ranks would refuse a map
+/// without some expert.
+TEST(BalancingPartWay, GoesThereInSteps) {
+  std::mt19937_64 random(balancing_test::announced_seed());
+  for (int i = 0; i < 200; ++i) {
+    const int ranks = 2 + static_cast<int>(random() % 4), experts = 12, places = (experts + ranks - 1) / ranks + 2;
+    const int most = 1 + static_cast<int>(random() % static_cast<unsigned>(places));
+    ReplicaMap now = balancing_test::random_map(random, experts, ranks, places);
+    const ReplicaMap wanted = settle(balancing_test::random_map(random, experts, ranks, places), now);
+    for (bool is_stuck = false; !(now == wanted) && !is_stuck;) {
+      const ReplicaMap next = part_way(now, wanted, most);
+      for (int rank = 0; rank < ranks; ++rank) {
+        int changed = 0;
+        for (int place = 0; place < places; ++place) {
+          const auto at = static_cast<std::size_t>(place);
+          if (now.experts_of(rank)[at] == next.experts_of(rank)[at]) continue;
+          EXPECT_EQ(next.experts_of(rank)[at], wanted.experts_of(rank)[at]);
+          ++changed;
+        }
+        EXPECT_LE(changed, most);
+      }
+      is_stuck = next == now;
+      EXPECT_FALSE(is_stuck && most == places);
+      now = next;
+    }
+  }
+}
+
+/// Of 60 changes of drawn loads, how many end where they were to: what docs/balancing.md says of memory for few experts.
+TEST(BalancingPartWay, MemoryForFourIsEnoughForDrawnLoads) {
+  for (const auto& [most, wanted_ends] : {std::pair(4, 60), std::pair(2, 51)}) {
+    int ends = 0;
+    for (std::uint64_t seed = 0; seed < 60; ++seed) {
+      std::mt19937_64 random(seed);
+      const std::vector<double> before = zipf_popularity(256, 1.0, random()), behind = zipf_popularity(256, 1.0, random());
+      ReplicaMap now = balance_experts(before, {8, 32, 1, {}}), last;
+      const ReplicaMap wanted = settle(balance_experts(behind, {8, 32, 1, {}}), now);
+      while (!(now == last)) now = part_way(last = now, wanted, most);
+      ends += now == wanted ? 1 : 0;
+    }
+    EXPECT_EQ(ends, wanted_ends) << "memory for " << most;
+  }
+}
+
+TEST(BalancingPartWay, ExpertsWithoutCopiesChangePlacesTogether) {
+  const ReplicaMap current = ReplicaMap::from_ranks({{0, 1}, {2, 3}, {4, 5}}, 6);
+  const ReplicaMap wanted = ReplicaMap::from_ranks({{2, 3}, {4, 5}, {0, 1}}, 6);
+  const ReplicaMap half = part_way(current, wanted, 1);
+  EXPECT_THAT(experts_of(half, 0), ElementsAre(2, 1));
+  EXPECT_THAT(experts_of(half, 1), ElementsAre(4, 3));
+  EXPECT_THAT(experts_of(half, 2), ElementsAre(0, 5));
+  EXPECT_TRUE(part_way(half, wanted, 1) == wanted);
+  EXPECT_TRUE(part_way(current, wanted, 2) == wanted);
+  const ReplicaMap turned = ReplicaMap::from_ranks({{1, 0}, {2, 3}, {4, 5}}, 6);
+  EXPECT_TRUE(part_way(current, turned, 1) == current) << "two experts of one rank, and memory for one";
 }
 
 }  // namespace

@@ -59,6 +59,10 @@ struct DeviceBalancingOptions {
   /// Most tokens that a rank brings to a call; default: the cap, with tensor_parallel the whole batch of caps. More with
   /// Overflow::split.
   std::optional<int> most_tokens;
+  /// Experts that can come to a rank in one change, for which each has memory; default: as many as it holds. A placement that
+  /// brings more is gone to in several changes, one behind the other and each with every expert somewhere, as far as there is such
+  /// a way.
+  std::optional<int> staged_experts;
 };
 
 /// A layer on all GPUs of a process whose experts may have copies and change places between calls, without a stop: BalancedLayer
@@ -72,7 +76,7 @@ struct DeviceBalancingOptions {
 /// behind the same call, the GPUs copy them into their cells, between two calls on their streams, and the table of copies changes
 /// with them. Graphs keep their addresses.
 ///
-/// Memory beside a DeviceLayer's: as much again as the weights of its routed experts, for staging.
+/// Memory beside a DeviceLayer's: that of staged_experts experts a rank.
 class DeviceBalancedLayer {
  public:
   /// Collective over the processes of the workspace, one object each. `source`: of logical experts, read here and not needed later.

@@ -70,6 +70,7 @@ struct BalancedLayer::Impl final : BalancingEngine {
   // A call that has returned has ended.
   std::int64_t ended(std::int64_t call) override { return call; }
   bool has_all_ranks() const override { return std::ranges::count(workspace.live(), false) == 0; }
+  int most_arrivals() const override { return balancer->map().placement().max_local_experts(); }
   void put_counts_aside() override {
     aside = counts;
     std::ranges::fill(counts, 0);

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "balancing/look.hpp"
+#include "balancing/part_way.hpp"
 #include "heddle/error.hpp"
 
 namespace heddle {
@@ -63,13 +64,19 @@ void Balancer::move_to(const ReplicaMap& map) {
     throw InputError(fmt::format("a placement of {} copies of {} experts on {} ranks for a layer of {} of {} on {}", map.physical(),
                                  map.experts(), map.ranks(), map_.physical(), map_.experts(), map_.ranks()));
   }
-  begin(map);
+  if (begin(map)) return;
+  throw InputError(fmt::format("no step of {} experts a rank leads to that placement without an expert that is nowhere meanwhile",
+                               engine_.most_arrivals()));
 }
 
-void Balancer::begin(const ReplicaMap& to) {
+/// False where there is no way; members come to the same answer.
+bool Balancer::begin(const ReplicaMap& goal) {
+  const ReplicaMap to = part_way(map_, goal, engine_.most_arrivals());
+  if (to == map_ && !(goal == map_)) return false;
   engine_.plan(map_, to);
-  change_ = Change{to, report_.calls, false};
+  change_ = Change{goal, to, report_.calls, false};
   say_if_ready();
+  return true;
 }
 
 /// Nothing is copied before the end of a call that began, everywhere, behind the last switch.
@@ -92,10 +99,12 @@ void Balancer::switch_over() {
   const auto since = std::chrono::steady_clock::now();
   report_.moved += engine_.put_in_place(change_->to);
   map_ = std::move(change_->to);
+  const ReplicaMap goal = std::move(change_->goal);
   change_.reset();
   settled_ = report_.calls;
   ++report_.switches;
   report_.switch_seconds += seconds_since(since);
+  if (!(map_ == goal)) begin(goal);
 }
 
 void Balancer::reset() {

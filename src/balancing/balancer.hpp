@@ -21,6 +21,7 @@ class BalancingEngine {
   /// follows from `call` alone, the same on all members. Throws what ended a call otherwise.
   virtual std::int64_t ended(std::int64_t call) = 0;
   virtual bool has_all_ranks() const = 0;  ///< none is masked
+  virtual int most_arrivals() const = 0;   ///< experts that can come to a rank in one change; the same on all members
 
   /// Pairs counted up to the call under way are put aside; counting begins anew.
   virtual void put_counts_aside() = 0;
@@ -47,7 +48,9 @@ class Balancer {
 
   /// Behind every call, before the next one begins.
   void after_call();
-  void move_to(const ReplicaMap& map);  ///< as BalancedLayer's
+  /// As BalancedLayer's. What brings more experts to a rank than can come in one change is gone to in several (part_way), as far as
+  /// there is a way; InputError where there is none at all.
+  void move_to(const ReplicaMap& map);
   bool is_moving() const { return change_.has_value(); }
   const ReplicaMap& map() const { return map_; }
   const BalancingOptions& options() const { return options_; }
@@ -58,7 +61,8 @@ class Balancer {
 
  private:
   struct Change {
-    ReplicaMap to;
+    ReplicaMap goal;
+    ReplicaMap to;           ///< on the way there
     std::int64_t began = 0;  ///< calls before it
     bool said_ready = false;
   };
@@ -69,7 +73,7 @@ class Balancer {
   bool begins_look() const;
   void go_on_looking(std::int64_t seen);
   void look();
-  void begin(const ReplicaMap& to);
+  bool begin(const ReplicaMap& goal);
   void copy_some(std::int64_t seen);
   void say_if_ready();
   void switch_over();

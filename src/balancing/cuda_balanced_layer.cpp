@@ -25,7 +25,14 @@ void check(const DeviceWorkspace& workspace, const LayerSource& source, const Re
   if (map.ranks() != workspace.ranks())
     throw InputError(fmt::format("a placement on {} ranks in a workspace of {}", map.ranks(), workspace.ranks()));
   if (ahead.calls_ahead < 0) throw InputError(fmt::format("{} calls ahead; 0 or more", ahead.calls_ahead));
+  if (ahead.staged_experts && *ahead.staged_experts < 1)
+    throw InputError(fmt::format("memory for {} experts on their way to a rank; 1 or more", *ahead.staged_experts));
   if (ahead.most_tokens && *ahead.most_tokens < 1) throw InputError(fmt::format("at most {} tokens a call", *ahead.most_tokens));
+}
+
+int most_arrivals_of(const ReplicaMap& map, const DeviceBalancingOptions& ahead) {
+  const int places = map.placement().max_local_experts();
+  return std::min(places, ahead.staged_experts.value_or(places));
 }
 
 int most_tokens_of(const LayerOptions& options, int ranks, const DeviceBalancingOptions& ahead) {
@@ -42,7 +49,9 @@ struct DeviceBalancedLayer::Impl final : BalancingEngine {
     Group& processes = given.impl().processes;
     step_together(processes, "the options of a balanced layer", [&] { check(given, source, first, options, balancing, ahead); });
     compare_configurations(
-        processes, describe_balancing(first, balancing) + fmt::format("calls ahead={}\nmost tokens={}\n", calls_ahead, most_tokens),
+        processes,
+        describe_balancing(first, balancing) + fmt::format("calls ahead={}\nmost tokens={}\nstaged experts={}\n", calls_ahead,
+                                                           most_tokens, most_arrivals_of(first, ahead)),
         "process");
     const LayerSource physical = physical_source(source, first);
     step_together(processes, "the balanced layer", [&] { make_layers(physical, first, memory, options, device); });
@@ -52,7 +61,7 @@ struct DeviceBalancedLayer::Impl final : BalancingEngine {
       step_together(processes, "the balanced layer", [&] { make_layers(physical, first, memory, options, with_exponents); });
     }
     step_together(processes, "choosing of copies", [&] { make_copies(first, source.shape.topk, options, balancing); });
-    moves.emplace(given, layers, first.placement().max_local_experts());
+    moves.emplace(given, layers, most_arrivals_of(first, ahead));
     balancer.emplace(processes, *this, first, balancing);
   }
 
@@ -70,6 +79,7 @@ struct DeviceBalancedLayer::Impl final : BalancingEngine {
 
   std::int64_t ended(std::int64_t call) override;
   bool has_all_ranks() const override { return std::ranges::count(workspace.live(), false) == 0; }
+  int most_arrivals() const override { return moves->most_arrivals(); }
   void put_counts_aside() override {
     for (std::size_t gpu = 0; gpu < copies.size(); ++gpu) copies[gpu].send_counts(streams[gpu]);
   }

@@ -12,8 +12,8 @@
 
 namespace heddle {
 
-DeviceMoves::DeviceMoves(DeviceWorkspace& workspace, std::span<const DeviceLayer> layers, int places)
-    : workspace_(workspace), places_(static_cast<std::size_t>(places)) {
+DeviceMoves::DeviceMoves(DeviceWorkspace& workspace, std::span<const DeviceLayer> layers, int most_arrivals)
+    : workspace_(workspace), most_arrivals_(most_arrivals) {
   Group& processes = workspace.impl().processes;
   step_together(processes, "experts that change places", [&] {
     for (std::size_t gpu = 0; gpu < layers.size(); ++gpu) {

@@ -19,9 +19,9 @@ namespace heddle {
 /// Of the GPUs of one process.
 class DeviceMoves {
  public:
-  /// Collective over the processes of the workspace. `layers`: one a GPU, with `places` experts of one layout on every rank of
-  /// every process (InputError).
-  DeviceMoves(DeviceWorkspace& workspace, std::span<const DeviceLayer> layers, int places);
+  /// Collective over the processes of the workspace. `layers`: one a GPU, with experts of one layout on every rank of every process
+  /// (InputError). `most_arrivals`: experts that come to a rank in a change.
+  DeviceMoves(DeviceWorkspace& workspace, std::span<const DeviceLayer> layers, int most_arrivals);
   ~DeviceMoves();
   DeviceMoves(const DeviceMoves&) = delete;
   DeviceMoves& operator=(const DeviceMoves&) = delete;
@@ -36,7 +36,8 @@ class DeviceMoves {
 
   /// Beside the calls', one a GPU.
   std::vector<DeviceStream> streams() const;
-  std::size_t staging_bytes() const { return places_ * cell_bytes_; }
+  int most_arrivals() const { return most_arrivals_; }
+  std::size_t staging_bytes() const { return static_cast<std::size_t>(most_arrivals_) * cell_bytes_; }
 
  private:
   using Cell = std::array<std::span<std::byte>, 4>;
@@ -61,10 +62,10 @@ class DeviceMoves {
   bool lives_here(int rank) const;
 
   DeviceWorkspace& workspace_;
-  std::size_t places_;
+  int most_arrivals_;
   std::size_t cell_bytes_ = 0;
   std::deque<Gpu> gpus_;
-  std::unique_ptr<cuda::Heap> staging_;  ///< [places, cell bytes] a rank
+  std::unique_ptr<cuda::Heap> staging_;  ///< [most arrivals, cell bytes] a rank
 };
 
 }  // namespace heddle
