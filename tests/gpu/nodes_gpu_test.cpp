@@ -13,6 +13,9 @@ namespace {
 using std::chrono::milliseconds;
 using testing::HasSubstr;
 
+// Before CUDA begins: streams that share a hardware queue would wait for each other, and nodes wait for each other in theirs.
+[[maybe_unused]] const int queues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+
 constexpr NodeMode modes[] = {NodeMode::direct, NodeMode::hybrid};
 
 /// All nodes of a case, driven by one thread: on one GPU with a share of its SMs each, or on a GPU each.
