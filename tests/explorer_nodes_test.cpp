@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "explorer/mutants.hpp"
+#include "explorer/trips/batches.hpp"
 #include "explorer/trips/nodes.hpp"
 #include "explorer/ways.hpp"
 
@@ -14,7 +15,9 @@ std::vector<Way> over_nodes() {
   return {way<NodesTrip<NodeMode::direct, Reduce::rank>, ExplorerWorker>("nodes_direct"),
           way<NodesTrip<NodeMode::direct, Reduce::home>, ExplorerWorker>("nodes_direct_home"),
           way<NodesTrip<NodeMode::hybrid, Reduce::rank>, ExplorerWorker>("nodes_hybrid"),
-          way<NodesTrip<NodeMode::hybrid, Reduce::home>, ExplorerWorker>("nodes_hybrid_home")};
+          way<NodesTrip<NodeMode::hybrid, Reduce::home>, ExplorerWorker>("nodes_hybrid_home"),
+          way<BatchesTrip<NodeMode::direct>, ExplorerWorker>("batches_direct"),
+          way<BatchesTrip<NodeMode::hybrid>, ExplorerWorker>("batches_hybrid")};
 }
 
 /// Two nodes of two ranks, by default a worker each.
@@ -57,9 +60,9 @@ TEST(ExplorerNodes, RandomSchedules) {
   }
 }
 
-template <class Mutant>
+template <class Trip, class Mutant>
 void expect_found(const char* bug) {
-  RoundTrips<NodesTrip<NodeMode::hybrid, Reduce::rank>, Mutant> scenario(two_by_two({{2, 1, 2, 2}, {1, 2, 2, 1}}));
+  RoundTrips<Trip, Mutant> scenario(two_by_two({{2, 1, 2, 2}, {1, 2, 2, 1}}));
   for (const char* name : {"strict", "late"}) {
     const Report report = explore_random(scenario, 20261202, 5000, mode(name));
     fmt::print("{}, {}: {}\n", bug, name, report.line());
@@ -67,11 +70,15 @@ void expect_found(const char* bug) {
   }
 }
 
-TEST(ExplorerNodes, FindsPlantedMistakes) {
-  expect_found<CountBeforeRows>("a count published before its rows");
-  expect_found<CopiesNotCompleted>("a count published while its rows are under way");
-  expect_found<MissingAcquire>("a missing acquire");
+template <class Trip>
+void expect_all_found() {
+  expect_found<Trip, CountBeforeRows>("a count published before its rows");
+  expect_found<Trip, CopiesNotCompleted>("a count published while its rows are under way");
+  expect_found<Trip, MissingAcquire>("a missing acquire");
 }
+
+TEST(ExplorerNodes, FindsPlantedMistakes) { expect_all_found<NodesTrip<NodeMode::hybrid, Reduce::rank>>(); }
+TEST(ExplorerNodes, FindsPlantedMistakesOfBatches) { expect_all_found<BatchesTrip<NodeMode::hybrid>>(); }
 
 TEST(ExplorerNodes, Replay) {
   const char* wanted = std::getenv("HEDDLE_REPLAY");

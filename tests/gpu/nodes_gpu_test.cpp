@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "gpu/communicators.hpp"
 #include "gpu/process_run.hpp"
 #include "heddle/device_nodes.hpp"
@@ -12,6 +14,9 @@ namespace {
 
 using std::chrono::milliseconds;
 using testing::HasSubstr;
+
+// Before CUDA begins: streams that share a hardware queue would wait for each other, and nodes wait for each other in theirs.
+[[maybe_unused]] const int queues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
 
 constexpr NodeMode modes[] = {NodeMode::direct, NodeMode::hybrid};
 
@@ -72,16 +77,68 @@ std::string title(const Case& c, int nodes) {
          " seed=" + std::to_string(c.seed);
 }
 
+/// Bytes that tell whose they are and where.
+std::vector<std::uint32_t> pattern(std::size_t words, std::uint32_t whose) {
+  std::vector<std::uint32_t> values(words);
+  for (std::size_t i = 0; i < words; ++i) values[i] = whose * 0x1000000u + static_cast<std::uint32_t>(i);
+  return values;
+}
+
+/// A stream that goes with the test.
+struct Stream {
+  Stream() { check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream"); }
+  ~Stream() { cudaStreamDestroy(stream); }
+  Stream(const Stream&) = delete;
+  cudaStream_t stream = nullptr;
+};
+
+// The link alone: two swaps of a pair, in turns, queued on one node ahead of the other; then a peer that does not come.
+TEST(NodesGpu, VirtualLinksSwap) {
+  SKIP_WITHOUT_GPU();
+  const auto links = create_virtual_device_links(2, 1);
+  const Stream streams[2];
+  for (const std::size_t words : {4u, 1000u, 300000u}) {
+    std::vector<Buffer<std::uint32_t>> from, to;
+    for (std::uint32_t i = 0; i < 4; ++i) {  // number `i % 2` of node `i / 2`
+      from.emplace_back(0, pattern(words, i));
+      to.emplace_back(0, words);
+    }
+    check(cudaDeviceSynchronize(), "copies of inputs");
+    for (const std::size_t node : {0u, 1u}) {
+      std::vector<DeviceSwap> swaps;
+      const int rank = static_cast<int>(node);
+      for (const std::size_t i : {2 * node, 2 * node + 1})
+        swaps.push_back({rank, 1 - rank, from[i].data(), to[i].data(), words * 4});
+      links[node]->swap(swaps, streams[node].stream);
+    }
+    for (const Stream& stream : streams) check(cudaStreamSynchronize(stream.stream), "swaps");
+    for (std::uint32_t i = 0; i < 4; ++i) {
+      ASSERT_EQ(to[i].read(), pattern(words, (i + 2) % 4)) << words << " words, array " << i;
+      to[i].expect_guards("an array");
+    }
+  }
+  const Buffer<std::uint32_t> from(0, pattern(4, 0)), to(0, 4);
+  const DeviceSwap swap{0, 1, from.data(), to.data(), 16};
+  links[0]->swap({&swap, 1}, streams[0].stream);
+  std::this_thread::sleep_for(milliseconds(50));
+  EXPECT_EQ(cudaStreamQuery(streams[0].stream), cudaErrorNotReady) << "node 0 did not wait";
+  links[0]->abort();
+  EXPECT_EQ(cudaStreamSynchronize(streams[0].stream), cudaSuccess);
+  EXPECT_THROW(links[0]->swap({&swap, 1}, streams[0].stream), Error);
+}
+
 TEST(NodesGpu, VirtualNodesComeHomeAsOneNode) {
   SKIP_WITHOUT_GPU();
   for (const NodeMode mode : modes) {
     for (const auto& [nodes, inside] : {std::pair{2, 1}, std::pair{2, 2}, std::pair{4, 1}, std::pair{4, 2}, std::pair{2, 4}}) {
-      Case c = case_of(nodes * inside, mode);
-      SCOPED_TRACE(title(c, nodes));
-      Nodes run(c, create_virtual_device_links(nodes, inside), false);
-      for (int round = 0; round < 4; ++round) {
-        run.round_trip(c, round, round < 2);
-        if (HasFatalFailure()) return;
+      for (const int cap : {17, 150}) {
+        const Case c = case_of(nodes * inside, mode, cap);
+        SCOPED_TRACE(title(c, nodes));
+        Nodes run(c, create_virtual_device_links(nodes, inside), false);
+        for (int round = 0; round < 4; ++round) {
+          run.round_trip(c, round, round < 2);
+          if (HasFatalFailure()) return;
+        }
       }
     }
   }
@@ -97,7 +154,7 @@ TEST(NodesGpu, RandomShapes) {
   for (int i = 0; i < longer(30); ++i) {
     const int nodes = pick(2, 2, 3, 4), inside = pick(1, 2, 3), ranks = nodes * inside;
     const int experts = pick(1, 3, 8, 16, 40);
-    const int cap = pick(1, 5, 33, 200);
+    const int cap = pick(1, 5, 33, 70);
     Case c;
     c.options = options_for(Way::elastic, pick(64, 320, 640, 2304, 7168), experts, ranks,
                             static_cast<int>(1 + random() % static_cast<std::uint64_t>(std::min(experts, 16))), cap);
@@ -289,6 +346,25 @@ TEST(NodesGpu, WhatIsNotThereIsRefusedByName) {
 
 std::vector<std::shared_ptr<DeviceNodeLink>> nccl_links(const std::shared_ptr<NcclCommunicators>& nccl) {
   return std::vector(static_cast<std::size_t>(nccl->ranks()), create_nccl_link(nccl));
+}
+
+// A rank may swap with itself: what one GPU can show of NCCL's sends and receives.
+TEST(NodesGpu, NcclSwapsOfOneGpuWithItself) {
+  COMMUNICATORS_OR_SKIP(nccl, 1);
+  const auto link = create_nccl_link(nccl);
+  EXPECT_EQ(link->ranks(), 1);
+  const Stream stream;
+  constexpr std::size_t words = 100000;
+  const Buffer<std::uint32_t> from(0, pattern(words, 7)), to(0, words);
+  check(cudaDeviceSynchronize(), "copies of inputs");
+  const DeviceSwap swap{0, 0, from.data(), to.data(), words * 4};
+  link->swap({&swap, 1}, stream.stream);
+  check(cudaStreamSynchronize(stream.stream), "swaps");
+  EXPECT_EQ(to.read(), pattern(words, 7));
+  const DeviceSwap elsewhere{0, 1, from.data(), to.data(), 16};
+  EXPECT_THROW(link->swap({&elsewhere, 1}, stream.stream), InputError);
+  link->abort();
+  EXPECT_THROW(link->swap({&swap, 1}, stream.stream), Error);
 }
 
 TEST(NodesGpu, NcclBetweenNodesOfAGpuEach) {
