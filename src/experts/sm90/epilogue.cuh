@@ -126,10 +126,12 @@ class ActivationEpilogue {
  private:
   static constexpr int columns_a_slab = slab_rows / 2;
   static constexpr int value_bytes = Shape::activated_bytes;
+  static constexpr bool plain = is_plain<Shape>();  ///< a tile is a group then
 
   __device__ bool quantises() const { return value_bytes == 1 || out_.format == Activation::fp8; }
   __device__ static void meet() { cutlass::arch::NamedBarrier::sync(Shape::math_threads, 1); }
-  __device__ int slabs_a_group() const { return out_.quantisation.group / columns_a_slab; }
+  __device__ int slabs_a_group() const { return plain ? tile_slabs : out_.quantisation.group / columns_a_slab; }
+  __device__ bool by_power_of_two() const { return plain || out_.quantisation.scale == ScaleFormat::ue8m0; }
   __device__ std::size_t flat(int token) const { return static_cast<std::size_t>(task_.flat + token); }
 
   /// Leaves v, not weighted yet, in the lower half of the sums.
@@ -177,10 +179,10 @@ class ActivationEpilogue {
 
   /// A thread a (group, token): the scale, kept for the codes and stored.
   __device__ __forceinline__ void make_scales() {
-    const int groups = (tile_has_ + slabs_a_group() - 1) / slabs_a_group();
+    const int groups = plain ? 1 : (tile_has_ + slabs_a_group() - 1) / slabs_a_group();
     for (int index = static_cast<int>(threadIdx.x); index < groups * task_.rows; index += Shape::math_threads) {
-      const int token = index % task_.rows;
-      const int group = index / task_.rows;
+      const int group = plain ? 0 : index / task_.rows;
+      const int token = index - group * task_.rows;
       float peak = 0.0f;
       for (int warp = 0; warp < 4 * slabs_a_group(); ++warp) {
         const int from = 4 * slabs_a_group() * group + warp;
@@ -189,19 +191,19 @@ class ActivationEpilogue {
       float& kept = shared_.activation.factors[group][token];
       std::byte* to = out_.scales + flat(token) * out_.scale_stride;
       const int place = task_.tile * (tile_slabs / slabs_a_group()) + group;
-      if (out_.quantisation.scale == ScaleFormat::f32) {
-        kept = GroupScale<ScaleFormat::f32>::of(peak).scale;
-        reinterpret_cast<float*>(to)[place] = kept;
-      } else {
+      if (by_power_of_two()) {
         const auto scale = GroupScale<ScaleFormat::ue8m0>::of(peak);
         kept = scale.inverse;
         to[place] = static_cast<std::byte>(scale.byte);
+      } else {
+        kept = GroupScale<ScaleFormat::f32>::of(peak).scale;
+        reinterpret_cast<float*>(to)[place] = kept;
       }
     }
   }
 
   __device__ __forceinline__ float quotient(float value, float factor) const {
-    if (out_.quantisation.scale == ScaleFormat::ue8m0) return GroupScale<ScaleFormat::ue8m0>{0, factor}.quotient(value);
+    if (by_power_of_two()) return GroupScale<ScaleFormat::ue8m0>{0, factor}.quotient(value);
     return GroupScale<ScaleFormat::f32>{factor, heddle::detail::reciprocal(factor)}.quotient(value);
   }
 
@@ -251,11 +253,13 @@ class ActivationEpilogue {
 
   /// Rows of the tile's columns, 16 bytes a thread.
   __device__ __forceinline__ void store_values() {
-    const int vectors = tile_has_ * columns_a_slab * value_bytes / 16;
+    constexpr int vectors = tile_slabs * columns_a_slab * value_bytes / 16;  // of a whole tile
+    const int tile_vectors = tile_has_ * columns_a_slab * value_bytes / 16;
     const std::size_t begin = static_cast<std::size_t>(task_.tile) * (tile_slabs * columns_a_slab * value_bytes);
     for (int index = static_cast<int>(threadIdx.x); index < vectors * task_.rows; index += Shape::math_threads) {
       const int token = index / vectors;
       const int vector = index % vectors;
+      if (vector >= tile_vectors) continue;
       const auto value = *reinterpret_cast<const uint4*>(shared_.activation.values + token * Shape::activated_stride + 16 * vector);
       *reinterpret_cast<uint4*>(out_.values + flat(token) * out_.value_stride + begin + 16 * static_cast<std::size_t>(vector)) =
           value;
