@@ -82,12 +82,8 @@ __device__ void load_rows(MegaShared<Shape>& shared, MegaWorker w, const MegaRan
     AwaitedRows<Shape, RowReader::copies> rows(shared, w, task);
     const RowTensor& tensor = part.rows[static_cast<int>(task.source)];
     const int stages = plan_of(shared, task).steps() / Shape::parts;
-    rows.await(1);
-    lay_down_rows(shared, task, tasks.slot());
-    for (int stage = 0; stage < stages;) {  // all that are there in one go: math warps have few stages to wait with
-      const int first = stage;
-      stage = min(rows.await(stage + 1), stages);
-      for (int i = first; i < stage; ++i) {
+    const auto copy = [&](int begin, int end) {
+      for (int i = begin; i < end; ++i) {
         if (w.lane() == 0) {
           boxes.copy(tensor, task.task.flat, task.task.rows, i);
         } else {
@@ -96,6 +92,16 @@ __device__ void load_rows(MegaShared<Shape>& shared, MegaWorker w, const MegaRan
         if constexpr (arrivals_a_warp > 1) __syncwarp();  // none arrives for the stage behind it
       }
       __syncwarp();
+    };
+    // The first stages, which products wait for, where the ring is long; then what the task's end needs, which the last stage tells
+    // of; then all that are there in one go, as math warps have few stages to wait with.
+    int stage = min(rows.await(1), Shape::tokens_first ? 0 : min(Shape::row_stages, stages - 1));
+    copy(0, stage);
+    lay_down_rows(shared, task, tasks.slot());
+    while (stage < stages) {
+      const int first = stage;
+      stage = min(rows.await(stage + 1), stages);
+      copy(first, stage);
     }
     tasks.leave();
   }
