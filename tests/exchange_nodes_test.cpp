@@ -13,6 +13,7 @@
 #include "group/memory_link.hpp"
 #include "heddle/node_plan.hpp"
 #include "heddle/nodes.hpp"
+#include "layer/row_counts.hpp"
 
 namespace heddle {
 namespace {
@@ -97,6 +98,34 @@ Levels levels_of(const std::vector<ExchangeTraffic>& traffic) {
   return all;
 }
 
+/// What ranks count is what their ids tell, rank by rank, as it is reported where counts stay on a GPU.
+void expect_counted_traffic(const Case& c, int nodes, int rounds, const std::vector<ExchangeTraffic>& traffic) {
+  std::vector<ExchangeTraffic> want(traffic.size());
+  for (int round = 0; round < rounds; ++round) {
+    RowCounts counts(c.options, nodes);
+    for (int rank = 0; rank < c.ranks(); ++rank) counts.count(rank, draw(c, rank, round).input(c.tokens_of(rank)));
+    for (int rank = 0; rank < c.ranks(); ++rank) {
+      ExchangeTraffic& sum = want[static_cast<std::size_t>(rank)];
+      for (const ExchangeTraffic& half : {counts.dispatched(rank, {}), counts.combined(rank, {}, false)}) {
+        sum.local_rows += half.local_rows;
+        sum.remote_rows += half.remote_rows;
+        sum.between_rows += half.between_rows;
+        sum.local_bytes += half.local_bytes;
+        sum.remote_bytes += half.remote_bytes;
+        sum.between_bytes += half.between_bytes;
+      }
+    }
+  }
+  for (std::size_t rank = 0; rank < want.size(); ++rank) {
+    EXPECT_EQ(traffic[rank].local_rows, want[rank].local_rows) << "rank " << rank;
+    EXPECT_EQ(traffic[rank].remote_rows, want[rank].remote_rows) << "rank " << rank;
+    EXPECT_EQ(traffic[rank].between_rows, want[rank].between_rows) << "rank " << rank;
+    EXPECT_EQ(traffic[rank].local_bytes, want[rank].local_bytes) << "rank " << rank;
+    EXPECT_EQ(traffic[rank].remote_bytes, want[rank].remote_bytes) << "rank " << rank;
+    EXPECT_EQ(traffic[rank].between_bytes, want[rank].between_bytes) << "rank " << rank;
+  }
+}
+
 void check(const Case& c, int nodes, int rounds) {
   SCOPED_TRACE(testing::Message() << describe(c.options) << "ranks=" << c.ranks() << " nodes=" << nodes << " seed=" << c.seed);
   std::vector<ExchangeTraffic> traffic(static_cast<std::size_t>(c.ranks()));
@@ -115,6 +144,7 @@ void check(const Case& c, int nodes, int rounds) {
   });
   for (const std::string& error : errors) EXPECT_EQ(error, "");
   if (testing::Test::HasFailure()) return;
+  if (c.options.reduce == Reduce::rank) expect_counted_traffic(c, nodes, rounds, traffic);
   Levels want;
   for (int round = 0; round < rounds; ++round) want = want + rows_out(c, nodes, round) + rows_back(c, nodes, round);
   const Levels have = levels_of(traffic);

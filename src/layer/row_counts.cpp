@@ -27,18 +27,20 @@ ExchangeTraffic sum(int rank, const std::vector<bool>& live, std::size_t bytes_a
 
 }  // namespace
 
-RowCounts::RowCounts(const ExchangeOptions& options)
-    : options_(options), sent_(static_cast<std::size_t>(options.placement.ranks())) {
+RowCounts::RowCounts(const ExchangeOptions& options, int nodes)
+    : options_(options), nodes_(nodes), sent_(static_cast<std::size_t>(options.placement.ranks())) {
   for (Sent& sent : sent_) {
     sent.rows.resize(sent_.size());
     sent.pairs.resize(sent_.size());
+    sent.node_rows.resize(static_cast<std::size_t>(nodes));
   }
 }
 
 void RowCounts::count(int rank, const ExchangeInput& input) {
   Sent& sent = sent_[static_cast<std::size_t>(rank)];
-  sent = {input.tokens, std::vector<int>(sent_.size()), std::vector<int>(sent_.size())};
+  sent = {input.tokens, std::vector<int>(sent_.size()), std::vector<int>(sent_.size()), std::vector<int>(sent.node_rows.size())};
   std::vector<int> last(sent_.size(), -1);  // token that was counted last for a rank
+  std::vector<int> last_of_node(sent.node_rows.size(), -1);
   for (int token = 0; token < input.tokens; ++token) {
     for (int choice = 0; choice < options_.topk; ++choice) {
       const std::int32_t id = input.ids[static_cast<std::ptrdiff_t>(token) * options_.topk + choice];
@@ -51,6 +53,9 @@ void RowCounts::count(int rank, const ExchangeInput& input) {
       ++sent.pairs[to];
       if (last[to] != token) ++sent.rows[to];
       last[to] = token;
+      const auto node = static_cast<std::size_t>(node_of(static_cast<int>(to)));
+      if (last_of_node[node] != token) ++sent.node_rows[node];
+      last_of_node[node] = token;
     }
     if (!options_.mega.extra_expert) continue;
     const auto own = static_cast<std::size_t>(rank);
@@ -65,6 +70,7 @@ std::string RowCounts::lines(int first_rank, int ranks) const {
     text += fmt::format("{} {}", rank, of(rank).tokens);
     for (const int rows : of(rank).rows) text += fmt::format(" {}", rows);
     for (const int pairs : of(rank).pairs) text += fmt::format(" {}", pairs);
+    for (const int rows : of(rank).node_rows) text += fmt::format(" {}", rows);
     text += '\n';
   }
   return text;
@@ -77,6 +83,7 @@ void RowCounts::take(const std::string& lines) {
     told.number(sent.tokens);
     for (int& rows : sent.rows) told.number(rows);
     for (int& pairs : sent.pairs) told.number(pairs);
+    for (int& rows : sent.node_rows) told.number(rows);
   }
 }
 
@@ -92,7 +99,68 @@ int RowCounts::rows(int from, int to) const {
   return counts[static_cast<std::size_t>(to)];
 }
 
+std::vector<int> RowCounts::forwarded(int rank) const {
+  std::vector<int> to(static_cast<std::size_t>(ranks_a_node()));
+  if (options_.mode != NodeMode::hybrid) return to;
+  for (int source = rank % ranks_a_node(); source < options_.placement.ranks(); source += ranks_a_node()) {
+    if (source == rank) continue;
+    for (int place = 0; place < ranks_a_node(); ++place)
+      to[static_cast<std::size_t>(place)] += rows(source, node_of(rank) * ranks_a_node() + place);
+  }
+  return to;
+}
+
+namespace {
+/// Rows on one level: to the rank itself, to another one, or to another node.
+struct Levels {
+  int own = 0, inside = 0, between = 0;
+  void add(bool is_own, int rows) { (is_own ? own : inside) += rows; }
+  ExchangeTraffic traffic(std::size_t bytes_a_row) const {
+    ExchangeTraffic traffic;
+    traffic.local_rows = static_cast<std::uint64_t>(own);
+    traffic.between_rows = static_cast<std::uint64_t>(between);
+    traffic.remote_rows = static_cast<std::uint64_t>(inside) + traffic.between_rows;
+    traffic.local_bytes = traffic.local_rows * bytes_a_row;
+    traffic.between_bytes = traffic.between_rows * bytes_a_row;
+    traffic.remote_bytes = traffic.remote_rows * bytes_a_row;
+    return traffic;
+  }
+};
+}  // namespace
+
+ExchangeTraffic RowCounts::dispatched_over_nodes(int rank) const {
+  const bool hybrid = options_.mode == NodeMode::hybrid;
+  const std::vector<int> passed_on = forwarded(rank);
+  Levels levels;
+  for (int to = 0; to < options_.placement.ranks(); ++to) {
+    if (node_of(to) == node_of(rank)) {
+      levels.add(to == rank, rows(rank, to) + passed_on[static_cast<std::size_t>(to % ranks_a_node())]);
+    } else if (!hybrid) {
+      levels.between += rows(rank, to);
+    }
+  }
+  for (int node = 0; hybrid && node < nodes_; ++node) {
+    if (node != node_of(rank)) levels.between += of(rank).node_rows[static_cast<std::size_t>(node)];
+  }
+  return levels.traffic(wire_format(options_).reported_bytes());
+}
+
+ExchangeTraffic RowCounts::returned_over_nodes(int rank) const {
+  const bool hybrid = options_.mode == NodeMode::hybrid;
+  Levels levels;
+  for (int home = 0; home < options_.placement.ranks(); ++home) {
+    if (node_of(home) == node_of(rank) || hybrid) {
+      levels.add(home % ranks_a_node() == rank % ranks_a_node(), rows(home, rank));
+    } else {
+      levels.between += rows(home, rank);
+    }
+  }
+  for (const int passed_on : forwarded(rank)) levels.between += passed_on;
+  return levels.traffic(returned_format(options_).reported_bytes());
+}
+
 ExchangeTraffic RowCounts::dispatched(int rank, const std::vector<bool>& live) const {
+  if (nodes_ > 1) return dispatched_over_nodes(rank);
   const std::size_t bytes = wire_format(options_).reported_bytes();
   if (options_.way == Way::mega) return sum(rank, live, bytes, [&](int peer) { return rows(peer, rank); });  // fetched
   if (options_.way != Way::gather) return sum(rank, live, bytes, [&](int peer) { return rows(rank, peer); });
@@ -111,6 +179,7 @@ ExchangeTraffic RowCounts::dispatched(int rank, const std::vector<bool>& live) c
 }
 
 ExchangeTraffic RowCounts::returned(int rank, const std::vector<bool>& live) const {
+  if (nodes_ > 1) return returned_over_nodes(rank);
   const std::size_t bytes = returned_format(options_).reported_bytes();
   switch (options_.way) {
     case Way::gather:  // pulled

@@ -12,7 +12,8 @@ namespace heddle {
 /// One call: every rank's counts must be known before anything is asked.
 class RowCounts {
  public:
-  explicit RowCounts(const ExchangeOptions& options);
+  /// `nodes`: that share the ranks equally, for elastic with reduce = rank (docs/nodes.md); no rank is masked then.
+  explicit RowCounts(const ExchangeOptions& options, int nodes = 1);
 
   /// Counts a rank's choices.
   void count(int rank, const ExchangeInput& input);
@@ -32,6 +33,7 @@ class RowCounts {
   struct Sent {
     int tokens = 0;
     std::vector<int> rows, pairs;  ///< to each rank: tokens with an expert there, and their choices
+    std::vector<int> node_rows;    ///< to each node, likewise
   };
   const Sent& of(int rank) const { return sent_[static_cast<std::size_t>(rank)]; }
   /// combined() without the all-gather of outputs.
@@ -42,7 +44,16 @@ class RowCounts {
   /// Rows of `from` for `to` in a dispatch, by all ways but gather.
   int rows(int from, int to) const;
 
+  // Over several nodes.
+  int ranks_a_node() const { return options_.placement.ranks() / nodes_; }
+  int node_of(int rank) const { return rank / ranks_a_node(); }
+  ExchangeTraffic dispatched_over_nodes(int rank) const;
+  ExchangeTraffic returned_over_nodes(int rank) const;
+  /// Rows that the rank's peers on other nodes have for ranks of its own, by rank of it; only in hybrid mode.
+  std::vector<int> forwarded(int rank) const;
+
   ExchangeOptions options_;
+  int nodes_;
   std::vector<Sent> sent_;  ///< a rank
 };
 

@@ -96,6 +96,36 @@ TEST_F(CommandGpu, ReportsTheHostEnginesRowsAndBytes) {
   }
 }
 
+// Virtual nodes share one GPU.
+TEST_F(CommandGpu, SeveralNodesHaveTheHostEnginesRowsAndBytesAtEachLevel) {
+  const std::string on_one = " --engine cuda --gpus 1 --ranks 4";
+  for (const char* mode : {"direct", "hybrid"}) {
+    for (const int nodes : {2, 4}) {
+      const std::string over = fmt::format(" --way elastic --nodes {} --mode {}", nodes, mode);
+      const Json verified = report(fmt::format("verify{}{} --nodes {} --mode {}", layer, on_one, nodes, mode));
+      const Json host = report(fmt::format("run{} --out {} --ranks 4{}", layer, file("out"), over));
+      const Json gpu = report(fmt::format("run{} --out {}{}{}", layer, file("out"), on_one, over));
+      if (verified.is_null() || host.is_null() || gpu.is_null()) return;
+      EXPECT_TRUE(verified.at("passed").get<bool>()) << over;
+      EXPECT_EQ(verified.at("ways").size(), 1u) << over;
+      for (std::size_t rank = 0; rank < 4; ++rank) {
+        Json of_gpu = gpu.at("per_rank").at(rank), of_host = host.at("per_rank").at(rank);
+        of_gpu.erase("rows_room");
+        of_host.erase("rows_room");
+        EXPECT_EQ(of_gpu, of_host) << over;
+      }
+      for (const char* phase : {"dispatch", "combine"}) {
+        for (const char* bytes : {"remote_bytes", "local_bytes", "between_bytes"})
+          EXPECT_EQ(gpu.at("phases").at(phase).at(bytes), host.at("phases").at(phase).at(bytes)) << over << ", " << phase;
+      }
+      EXPECT_GT(gpu.at("phases").at("dispatch").at("between_bytes").get<int>(), 0) << over;
+    }
+  }
+  const Ran refused = run_heddle(fmt::format("run{} --out {}{} --way elastic --reduce home --nodes 2", layer, file("out"), on_one));
+  EXPECT_EQ(refused.status, 2) << refused.text;
+  EXPECT_NE(refused.text.find("take reduce = rank"), std::string::npos) << refused.text;
+}
+
 TEST_F(CommandGpu, TheFusedLayerIsThreeLaunchesAGpu) {
   for (const char* typed : {"mega", "megamoe", "flashinfer_megamoe --block-rows 8", "mega --shared fused --ring full"}) {
     const Json json = report(fmt::format("run{} --out {} --way {}{}", layer, file("out"), typed, on_gpus(4)));

@@ -14,7 +14,8 @@
 #include "children.hpp"
 #include "cuda_layer_job.hpp"
 #include "gpu_job.hpp"
-#include "heddle/device.hpp"
+#include "group/cuda_workspace.hpp"
+#include "heddle/device_nodes.hpp"
 #include "layer/cuda_ranks.hpp"
 
 namespace heddle::tool {
@@ -57,8 +58,8 @@ void run_rank(const Job& job, DeviceRanks& ranks, int rank) {
   });
 }
 
-/// The ranks of one process, on its GPUs; alone where there is no group.
-void run_process(const Job& job, Group* processes, const DeviceGroupOptions& mine) {
+/// The ranks of one process, on its GPUs; alone where there is no group. `nodes`: of a virtual node, all of them, a member each.
+void run_process(const Job& job, Group* processes, const DeviceGroupOptions& mine, Group* nodes = nullptr) {
   const LayerWeights weights = LayerWeights::common(job.inputs.source, job.placement);
   const ExchangeMemory memory = layer_memory(weights, job.options);
   const std::size_t bytes = memory.heap_bytes(job.inputs.ranks);
@@ -68,7 +69,8 @@ void run_process(const Job& job, Group* processes, const DeviceGroupOptions& min
   } else {
     workspace.emplace(*processes, mine, bytes, describe(weights, job.options));
   }
-  if (!job.inputs.host_experts) return run_device_layers(job, *workspace, memory);
+  if (!job.inputs.host_experts)
+    return run_device_layers(job, *workspace, memory, nodes != nullptr ? *nodes : workspace->impl().processes);
   DeviceRanks ranks(*workspace, exchange_options(weights, job.options), memory, mine.deadline);
   run_in_threads(ranks.first_rank(), ranks.ranks(), [&](int rank) {
     job.outcomes[rank].heap_bytes = workspace->bytes();
@@ -86,11 +88,36 @@ void attempt_process(const Job& job, int first_rank, const std::function<void()>
   }
 }
 
+/// Virtual nodes that share one GPU, a thread each.
+void run_nodes(const Job& job, std::chrono::milliseconds deadline) {
+  // Before CUDA begins: streams that share a hardware queue would wait for each other, and nodes wait for each other in theirs.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  const int nodes = job.inputs.nodes;
+  const int inside = job.inputs.ranks / nodes;
+  std::vector<std::shared_ptr<DeviceNodeLink>> links;
+  attempt_process(job, 0, [&] {
+    if (job.trace.recorder != nullptr) throw InputError("a trace is of one node; leave --nodes, or --engine cuda");
+    links = create_virtual_device_links(nodes, inside);
+  });
+  if (links.empty()) return;
+  const auto together = create_thread_group(nodes, {deadline});
+  run_in_threads(0, nodes, [&](int node) {
+    const auto index = static_cast<std::size_t>(node);
+    attempt_process(job, node * inside, [&] {
+      run_process(job, nullptr, {inside, {0}, deadline, {node, nodes, links[index]}}, together[index].get());
+    });
+  });
+}
+
 }  // namespace
 
 std::string run_on_gpus(const Job& job) {
   const int gpus = job.inputs.gpus;
   const std::chrono::milliseconds deadline(job.inputs.deadline_ms);
+  if (job.inputs.nodes > 1) {
+    run_nodes(job, deadline);
+    return "";
+  }
   if (!job.inputs.processes) {
     DeviceGroupOptions all{job.inputs.ranks, std::vector<int>(static_cast<std::size_t>(gpus)), deadline};
     std::iota(all.devices.begin(), all.devices.end(), 0);

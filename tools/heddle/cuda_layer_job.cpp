@@ -65,6 +65,13 @@ ExchangeInput exchanged(const Job& job, const ExchangeOptions& exchange, int ran
   return {end - first, nullptr, batch.ids + static_cast<std::ptrdiff_t>(first) * job.inputs.routing.topk, nullptr, {}};
 }
 
+/// What each of several nodes on one GPU may use: beside them there is room for what copies between them.
+int sms_of_a_node(int device, int nodes) {
+  int sms = 0;
+  check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "number of SMs");
+  return std::max(1, (sms - nodes) / nodes);
+}
+
 /// The layers of one GPU's ranks.
 class GpuLayers {
  public:
@@ -77,6 +84,7 @@ class GpuLayers {
     }
     DeviceLayerOptions device;
     device.timed = true;
+    if (job.inputs.nodes > 1) device.exchange.sms = sms_of_a_node(device_, job.inputs.nodes);
     try {
       layer_ = std::make_unique<DeviceLayer>(workspace, gpu, memory, weights_, job.options, device);
     } catch (const InputError& error) {
@@ -182,6 +190,7 @@ LayerReport GpuLayers::report_of(int local, const RowCounts& counts, const std::
   const auto add = [](PhaseReport& phase, const ExchangeTraffic& traffic) {
     phase.remote_bytes = traffic.remote_bytes;
     phase.local_bytes = traffic.local_bytes;
+    phase.between_bytes = traffic.between_bytes;
   };
   add(report.dispatch, counts.dispatched(rank, live));
   add(report.combine, counts.combined(rank, live, job_.options.tensor_parallel && job_.inputs.tokens() > 0));
@@ -224,7 +233,8 @@ void GpuLayers::leave(const RowCounts& counts, const std::vector<bool>& live) {
 }
 
 /// Kernels of the exchange in one call on a GPU; the fused layer is one.
-std::uint64_t exchange_kernels(const ExchangeOptions& exchange, const LayerOptions& options) {
+std::uint64_t exchange_kernels(const ExchangeOptions& exchange, const LayerOptions& options, int nodes) {
+  if (nodes > 1) return 9;  // elastic's send, receive, return, hear and collect; twice heads and a swap between virtual nodes
   std::uint64_t kernels = exchange.way == Way::mega ? 3 : 2;           // mega: announcement, the fused kernel, sums
   if (exchange.way == Way::normal) kernels = 3;                        // counts, rows, combine
   if (exchange.way == Way::elastic && exchange.cpu_sync) kernels = 4;  // sending, hearing, laying out, combine
@@ -233,14 +243,13 @@ std::uint64_t exchange_kernels(const ExchangeOptions& exchange, const LayerOptio
 
 }  // namespace
 
-void run_device_layers(const Job& job, DeviceWorkspace& workspace, const ExchangeMemory& memory) {
-  Group& processes = workspace.impl().processes;
+void run_device_layers(const Job& job, DeviceWorkspace& workspace, const ExchangeMemory& memory, Group& everybody) {
   std::vector<std::unique_ptr<GpuLayers>> gpus;
-  step_together(processes, "creation of the layers", [&] {
+  step_together(everybody, "creation of the layers", [&] {
     for (std::size_t gpu = 0; gpu < workspace.gpus(); ++gpu)
       gpus.push_back(std::make_unique<GpuLayers>(job, workspace, gpu, memory));
   });
-  processes.barrier("start of the layer");
+  everybody.barrier("start of the layer");
   const Step step{job.options.tensor_parallel ? job.inputs.tokens() : job.most_tokens, Phase::decode};
   const auto call = [&] {
     for (const auto& gpu : gpus) gpu->begin(step);
@@ -258,11 +267,12 @@ void run_device_layers(const Job& job, DeviceWorkspace& workspace, const Exchang
   }
 
   const ExchangeOptions& exchange = gpus.front()->exchange_options();
-  RowCounts counts(exchange);
+  RowCounts counts(exchange, job.inputs.nodes);
   for (int rank = 0; rank < job.inputs.ranks; ++rank) counts.count(rank, exchanged(job, exchange, rank));
   for (const auto& gpu : gpus) gpu->leave(counts, workspace.live());
   RankOutcome& first = job.outcomes[workspace.first_rank(0)];
-  first.kernels = gpus.size() * static_cast<std::uint64_t>(gpus.front()->passes()) * exchange_kernels(exchange, job.options);
+  first.kernels =
+      gpus.size() * static_cast<std::uint64_t>(gpus.front()->passes()) * exchange_kernels(exchange, job.options, job.inputs.nodes);
   if (job.options.way == Way::automatic) note_choice(first, gpus.front()->explain(step));
   for (std::size_t gpu = 0; gpu < workspace.gpus(); ++gpu) {
     for (int local = 0; local < workspace.ranks_on(gpu); ++local)

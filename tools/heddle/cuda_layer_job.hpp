@@ -6,8 +6,8 @@
 
 namespace heddle::tool {
 
-/// Loads the layers, calls them once and leaves outcomes and outputs of the workspace's own ranks. Collective over its processes.
-/// Throws what keeps a rank of this process from its outputs.
-void run_device_layers(const Job& job, DeviceWorkspace& workspace, const ExchangeMemory& memory);
+/// Loads the layers, calls them once and leaves outcomes and outputs of the workspace's own ranks. Collective over `everybody`: its
+/// processes, or one member a virtual node of one GPU. Throws what keeps a rank of this process from its outputs.
+void run_device_layers(const Job& job, DeviceWorkspace& workspace, const ExchangeMemory& memory, Group& everybody);
 
 }  // namespace heddle::tool

@@ -253,10 +253,8 @@ void split_tokens(const LayerArguments& a, Inputs& inputs) {
 int nodes_of(const LayerArguments& a, int ranks) {
   if (a.nodes < 1 || ranks % a.nodes != 0)
     throw InputError(fmt::format("--nodes {} does not divide {} ranks; nodes have equally many", a.nodes, ranks));
-  if (a.nodes > 1 && (a.processes || a.engine != "host"))
-    throw InputError(
-        "--nodes are virtual ones of this process, on the host engine; leave --processes and --engine (docs/nodes.md has real "
-        "ones)");
+  if (a.nodes > 1 && a.processes)
+    throw InputError("--nodes are virtual ones of this process; leave --processes (docs/nodes.md has real ones)");
   if (a.nodes > 1 && a.tensor_parallel)
     throw InputError("--tensor-parallel: outputs are not gathered across --nodes; take one of the two");
   return a.nodes;
@@ -308,6 +306,10 @@ Inputs load_inputs(const LayerArguments& a) {
   inputs.nodes = nodes_of(a, inputs.ranks);
   inputs.host_experts = host_experts_of(a);
   inputs.gpus = gpus_of(a, inputs.ranks);  // before anything that uses CUDA: it forks
+  if (inputs.nodes > 1 && (inputs.gpus > 1 || (inputs.gpus > 0 && inputs.host_experts)))
+    throw InputError(
+        "--nodes with --engine cuda are virtual ones that share one GPU with their experts; give --gpus 1, and leave "
+        "--experts-engine");
   if (a.deadline_ms < 1) throw InputError(fmt::format("--deadline-ms {}: at least 1 is needed", a.deadline_ms));
   RouterOptions router;
   router.topk = 0;

@@ -58,6 +58,7 @@ std::vector<LayerOptions> wanted_ways(const VerifyArguments& arguments, const In
     if (!allows_layout(way, layout_of(way, options.runner))) return;
     if (options.expert_slices && way != Way::gather) return;
     if (inputs.nodes > 1 && way != Way::elastic) return;
+    if (inputs.nodes > 1 && inputs.gpus > 0 && reduce == Reduce::home) return;  // GPUs of several nodes return a row a rank
     if (way == Way::mega && !is_fusable(inputs, options)) return;
     wanted.push_back(options);
   };
