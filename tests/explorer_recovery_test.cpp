@@ -245,7 +245,7 @@ void live(Store& store, const Life& life, Journal& journal) {
       journal.lost(agreement, error);
       is_out = true;
     } catch (const FaultError&) {
-      return;  // nobody held a roll call in time
+      is_out = true;  // nobody held a roll call in time
     }
     if (!is_out) continue;
     if (comebacks-- == 0) return;

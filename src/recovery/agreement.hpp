@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "heddle/recovery.hpp"
@@ -63,6 +64,7 @@ class Agreement {
   Members members_;
   std::uint32_t finished_ = 0;
   bool late_ = false;                        ///< this rank does not know yet how many steps are finished
+  std::optional<std::uint32_t> awaited_;     ///< the roll call that this process came to in join()
   std::uint64_t here_word_, finished_word_;  ///< this rank's own, as it left them
 };
 
