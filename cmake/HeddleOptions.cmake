@@ -29,6 +29,10 @@ if(HEDDLE_SANITIZE MATCHES "address")
   list(APPEND HEDDLE_CALLER_FLAGS "$<$<COMPILE_LANGUAGE:CXX>:-Og>")
 endif()
 
+# What HEDDLE_PRECOMPILE precompiles: headers of others that most sources include.
+set(HEDDLE_COMMON_HEADERS <algorithm> <array> <atomic> <chrono> <cstring> <functional> <map> <memory> <mutex> <optional> <set>
+  <span> <string> <thread> <unordered_map> <vector> <fmt/format.h>)
+
 # The fuzzer needs to see which branches of the library an input takes.
 if(HEDDLE_FUZZ)
   if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
