@@ -49,7 +49,8 @@ void check_devices(const DeviceGroupOptions& mine) {
     throw InputError(fmt::format("{} ranks on {} GPUs: every GPU needs a rank", mine.ranks, mine.devices.size()));
   }
   const DeviceNodes& nodes = mine.nodes;
-  if (nodes.node < 0 || nodes.node >= nodes.nodes) throw InputError(fmt::format("node {} of {}", nodes.node, nodes.nodes));
+  if (nodes.node < 0 || nodes.node >= nodes.nodes)
+    throw InputError(fmt::format("node {} of {} was asked for; they are numbered from 0", nodes.node, nodes.nodes));
   if (nodes.nodes > 1 && nodes.link == nullptr)
     throw InputError(fmt::format("node {} of {} has no DeviceNodeLink to the others", nodes.node, nodes.nodes));
 }
