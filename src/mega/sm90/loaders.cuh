@@ -55,7 +55,7 @@ class AwaitedRows {
   int ready_ = 0;
 };
 
-/// What the math warps need a row of a task: its weight, or where its results go. Seen by whoever sees the task's first rows.
+/// What the math warps need a row of a task: its weight, or where its results go. Seen by whoever has seen the task's last rows.
 template <class Shape>
 __device__ void lay_down_rows(MegaShared<Shape>& shared, const KernelTask& task, int slot) {
   const HeapView& heap = shared.begun.heap;
