@@ -185,8 +185,10 @@ void Agreement::join(std::chrono::nanoseconds patience) {
     // Who has come to a roll call stays there: where the process before this one has, its word must not change any more. Where it
     // was this process, in a wait that it gave up, it still is there; for the next one it would give up again before that begins.
     const bool comes = awaited_ == next || generation_of(here_word_) < next;
-    if (comes) publish(Kind::here, here_word_, next);
-    if (comes) awaited_ = next;
+    if (comes) {
+      publish(Kind::here, here_word_, next);
+      awaited_ = next;
+    }
     call_for(next);
     if (!store_.wait([&] { return masked().generation >= next; }, end))
       throw FaultError({rank_, -1, "coming back", "roll call of generation", next, members_.generation});
