@@ -6,6 +6,7 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "balancing/balancer.hpp"
@@ -13,6 +14,7 @@
 #include "balancing/pieces.hpp"
 #include "balancing_support.hpp"
 #include "gtest/gtest.h"
+#include "heddle/error.hpp"
 #include "ranks.hpp"
 
 namespace heddle {
@@ -238,6 +240,62 @@ TEST(BalancingAhead, LooksFollowTheLoad) {
     });
     for (const ReplicaMap& map : last) EXPECT_TRUE(map == last.front());
   }
+}
+
+/// Has copied everything at once; a fault may end a call, after which no change can be planned.
+class FaultyEngine final : public BalancingEngine {
+ public:
+  explicit FaultyEngine(bool fails) : fails_(fails) {}
+  std::int64_t ended(std::int64_t call) override {
+    if (!fails_) return call;
+    has_failed_ = true;
+    throw Error(ErrorKind::fault, "a call that ends early");
+  }
+  bool has_all_ranks() const override { return true; }
+  int most_arrivals() const override { return 1; }
+  void put_counts_aside() override {}
+  std::vector<std::int64_t> counts_aside() override { return {}; }
+  void plan(const ReplicaMap&, const ReplicaMap&) override {
+    if (has_failed_) throw InputError("an expert has no copy on a live rank");
+  }
+  std::uint64_t copy_some(std::size_t) override { return 0; }
+  bool has_copied_all() override { return true; }
+  std::int64_t put_in_place(const ReplicaMap& to) override {
+    placed = to;
+    return 1;
+  }
+  void forget() override {}
+
+  std::optional<ReplicaMap> placed;
+
+ private:
+  bool fails_, has_failed_ = false;
+};
+
+/// One member has made the first of two changes and begun the second one, the other missed it.
+TEST(BalancingAhead, AResetMakesTheChangeThatOthersMadeAndBeginsNone) {
+  const ReplicaMap first = ReplicaMap::from_ranks({{0, 1, 2, 5}, {3, 4, 0, 1}}, 6);
+  const ReplicaMap half = ReplicaMap::from_ranks({{3, 1, 2, 5}, {3, 4, 0, 1}}, 6);
+  const ReplicaMap goal = ReplicaMap::from_ranks({{3, 4, 2, 5}, {3, 4, 0, 1}}, 6);
+  run_ranks(2, {}, [&](Group& group) {
+    const bool fails = group.rank() == 1;
+    FaultyEngine engine(fails);
+    Balancer balancer(group, engine, first, {});
+    balancer.move_to(goal);
+    group.barrier("all have said that they are ready");
+    if (fails) {
+      EXPECT_THROW(balancer.after_call(), Error);
+    } else {
+      balancer.after_call();
+      EXPECT_TRUE(balancer.is_moving());
+    }
+    balancer.reset();
+    EXPECT_TRUE(balancer.map() == half);
+    EXPECT_TRUE(engine.placed == half);
+    EXPECT_EQ(balancer.report().switches, 1);
+    EXPECT_FALSE(balancer.is_moving());
+    balancer.close();
+  });
 }
 
 TEST(BalancingPieces, AreOneRunOfBytes) {

@@ -3,6 +3,7 @@
 #include "balancing/cells.hpp"
 #include "balancing/migration.hpp"
 #include "balancing_layer_support.hpp"
+#include "heddle/nodes.hpp"
 
 namespace heddle::layer_test {
 namespace {
@@ -214,6 +215,24 @@ TEST(BalancingLayer, RefusesWhatDoesNotFit) {
     EXPECT_THROW(one.layer->move_to(b.first), InputError) << "one is under way";
     one.close();
   });
+}
+
+TEST(BalancingLayer, RefusesSeveralNodes) {
+  const BalancedCase b = balanced_case(5, {Way::elastic, Reduce::rank}, 2);
+  SyntheticLayer layer(b.c.layer);
+  const LayerSource source = source_of(layer, b.c);
+  const auto groups = create_virtual_nodes(2, 1);
+  std::vector<std::jthread> ranks;
+  for (const auto& group : groups) {
+    ranks.emplace_back([&] {
+      try {
+        OneBalanced(*group, source, b, {});
+        ADD_FAILURE() << "accepted";
+      } catch (const InputError& error) {
+        EXPECT_NE(std::string(error.what()).find("knows one node, the group has 2"), std::string::npos) << error.what();
+      }
+    });
+  }
 }
 
 TEST(BalancingMoves, AreFetchedFromTheOwnRankThenTheOwnNode) {

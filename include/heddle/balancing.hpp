@@ -157,7 +157,7 @@ class BalancedLayer {
   /// stay. `first`: the placement to begin with, even (ReplicaMap::is_even). `memory`: what the workspace was sized for,
   /// layer_memory of LayerWeights::common(physical_source(source, first), first.placement()) merged with that of other layers;
   /// likewise `options`' configuration. Throws InputError on all ranks for what does not fit together or differs between them,
-  /// for expert_slices, and where memory for the weights does not suffice.
+  /// for expert_slices, for a group of several nodes, and where memory for the weights does not suffice.
   BalancedLayer(Workspace& workspace, const ExchangeMemory& memory, const LayerSource& source, const ReplicaMap& first,
                 const LayerOptions& options, const BalancingOptions& balancing = {});
   ~BalancedLayer();

@@ -82,7 +82,7 @@ class DeviceBalancedLayer {
   /// Collective over the processes of the workspace, one object each. `source`: of logical experts, read here and not needed later.
   /// `first`, `memory` and `options` as BalancedLayer's: `memory` is what the workspace was sized for. Of `device`, step_exponents
   /// is switched on where any rank's experts want it. Throws InputError, on all processes alike, for what does not fit together,
-  /// differs between them, or has no memory; for expert_slices; as DeviceLayer and DeviceCopies.
+  /// differs between them, or has no memory; for expert_slices and several nodes; as DeviceLayer and DeviceCopies.
   DeviceBalancedLayer(DeviceWorkspace& workspace, const ExchangeMemory& memory, const LayerSource& source, const ReplicaMap& first,
                       const LayerOptions& options, const BalancingOptions& balancing = {}, const DeviceBalancingOptions& ahead = {},
                       const DeviceLayerOptions& device = {});

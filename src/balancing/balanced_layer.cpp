@@ -34,7 +34,7 @@ struct BalancedLayer::Impl final : BalancingEngine {
        const LayerOptions& chosen, const BalancingOptions& balancing)
       : workspace(given), options(chosen), topk(source.shape.topk), rank(given.group().rank()) {
     step_together(given.group(), "the options of a balanced layer", [&] {
-      check_balancing(source.shape, first, chosen, balancing);
+      check_balancing(source.shape, first, chosen, balancing, given.group().nodes());
       if (first.ranks() != given.group().ranks())
         throw InputError(fmt::format("a placement on {} ranks in a group of {}", first.ranks(), given.group().ranks()));
       layout.emplace(source.expert(first.experts_of(rank).front()));

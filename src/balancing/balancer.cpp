@@ -96,15 +96,21 @@ void Balancer::say_if_ready() {
 }
 
 void Balancer::switch_over() {
+  const ReplicaMap goal = put_in_force();
+  if (!(map_ == goal)) begin(goal);
+}
+
+/// The change under way ends; where it led.
+ReplicaMap Balancer::put_in_force() {
   const auto since = std::chrono::steady_clock::now();
   report_.moved += engine_.put_in_place(change_->to);
   map_ = std::move(change_->to);
-  const ReplicaMap goal = std::move(change_->goal);
+  ReplicaMap goal = std::move(change_->goal);
   change_.reset();
   settled_ = report_.calls;
   ++report_.switches;
   report_.switch_seconds += seconds_since(since);
-  if (!(map_ == goal)) begin(goal);
+  return goal;
 }
 
 void Balancer::reset() {
@@ -117,8 +123,9 @@ void Balancer::reset() {
       if (numbers >> number) *most = std::max(*most, number);
     }
   }
-  // Nobody has switched unless all had said that they have everything.
-  if (report_.switches < switches) switch_over();
+  // Nobody has switched unless all had said that they have everything. What would follow is forgotten: it may not even be possible
+  // with the ranks that are left.
+  if (report_.switches < switches) put_in_force();
   engine_.forget();
   change_.reset();
   look_.reset();

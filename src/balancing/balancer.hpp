@@ -77,6 +77,7 @@ class Balancer {
   void copy_some(std::int64_t seen);
   void say_if_ready();
   void switch_over();
+  ReplicaMap put_in_force();
 
   Group& members_;
   BalancingEngine& engine_;

@@ -21,7 +21,7 @@ std::size_t index(int value) { return static_cast<std::size_t>(value); }
 
 void check(const DeviceWorkspace& workspace, const LayerSource& source, const ReplicaMap& map, const LayerOptions& options,
            const BalancingOptions& balancing, const DeviceBalancingOptions& ahead) {
-  check_balancing(source.shape, map, options, balancing);
+  check_balancing(source.shape, map, options, balancing, workspace.impl().map.nodes);
   if (map.ranks() != workspace.ranks())
     throw InputError(fmt::format("a placement on {} ranks in a workspace of {}", map.ranks(), workspace.ranks()));
   if (ahead.calls_ahead < 0) throw InputError(fmt::format("{} calls ahead; 0 or more", ahead.calls_ahead));

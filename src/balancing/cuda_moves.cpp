@@ -108,6 +108,9 @@ std::int64_t DeviceMoves::put_in_place(std::span<const DeviceStream> streams) {
       came += static_cast<std::int64_t>(moves.size());
       moves.clear();
     }
+    // Whoever waits for the own stream, as the end of this object does, has staging memory to itself.
+    gpus_[gpu].placed.record(streams[gpu]);
+    gpus_[gpu].placed.make_wait(gpus_[gpu].stream);
   }
   return came;
 }

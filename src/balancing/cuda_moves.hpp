@@ -54,7 +54,7 @@ class DeviceMoves {
     std::vector<Departure> departures;
     CellCopies copies{0, 1};  ///< of the departures
     sm90::loading::OwnStream stream;
-    DeviceEvent sent{false};
+    DeviceEvent sent{false}, placed{false};
   };
   Cell cell(std::size_t gpu, int rank, int place) const;
   std::byte* staged(std::size_t gpu, int rank, std::size_t arrival) const;

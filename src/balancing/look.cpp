@@ -35,7 +35,13 @@ Look look_at(const ReplicaMap& map, const BalancingOptions& options, std::span<c
   return look;
 }
 
-void check_balancing(const LayerShape& shape, const ReplicaMap& map, const LayerOptions& layer, const BalancingOptions& options) {
+void check_balancing(const LayerShape& shape, const ReplicaMap& map, const LayerOptions& layer, const BalancingOptions& options,
+                     int group_nodes) {
+  // Counts, words and weights go through memory that all ranks see.
+  if (group_nodes > 1) {
+    throw InputError(fmt::format("a layer that changes places knows one node, the group has {}; take a layer whose placement stays",
+                                 group_nodes));
+  }
   if (layer.expert_slices)
     throw InputError("slices of experts are on every rank: there is nothing to balance; leave expert_slices");
   if (map.experts() != shape.experts)

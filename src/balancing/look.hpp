@@ -17,8 +17,9 @@ struct Look {
 /// counts [experts]: pairs of all ranks. The same numbers lead to the same placement everywhere.
 Look look_at(const ReplicaMap& map, const BalancingOptions& options, std::span<const std::int64_t> counts);
 
-/// Throws InputError for a layer that cannot be balanced so, numbers in the message.
-void check_balancing(const LayerShape& shape, const ReplicaMap& map, const LayerOptions& layer, const BalancingOptions& options);
+/// Throws InputError for a layer that cannot be balanced so in a group of `group_nodes` nodes, numbers in the message.
+void check_balancing(const LayerShape& shape, const ReplicaMap& map, const LayerOptions& layer, const BalancingOptions& options,
+                     int group_nodes);
 
 /// What members must agree on, one "name=value" a line.
 std::string describe_balancing(const ReplicaMap& map, const BalancingOptions& options);

@@ -1,5 +1,6 @@
 // A layer of way elastic over virtual nodes on one GPU: the bits of the same ranks on one node, called and captured.
 #include "gpu/layer_bed.hpp"
+#include "heddle/device_balancing.hpp"
 #include "heddle/device_nodes.hpp"
 
 namespace heddle::layer_test {
@@ -158,6 +159,24 @@ TEST(NodesLayerGpu, BitsOfOneNodeWithASharedExpert) {
   c.take({Way::elastic, Reduce::rank});
   c.options.mode = NodeMode::hybrid;
   expect_the_bits_of_one_node(c, 2);
+}
+
+TEST(NodesLayerGpu, ALayerThatFollowsTheLoadIsRefused) {
+  SKIP_WITHOUT_GPU();
+  Case c = plain_case(2, WeightKind::bf16);
+  c.take({Way::elastic, Reduce::rank});
+  SyntheticLayer layer(c.layer);
+  const LayerSource source = source_of(layer, c);
+  const int experts = c.layer.shape.experts;
+  const ReplicaMap map = balance_experts(std::vector<double>(static_cast<std::size_t>(experts), 1.0), {2, experts % 2, 1, {}});
+  const ExchangeMemory memory = layer_memory(LayerWeights::load(source, c.placement, 0), c.options);
+  DeviceWorkspace workspace({1, {0}, std::chrono::seconds(1), {0, 2, create_virtual_device_links(2, 1)[0]}}, memory.heap_bytes(2));
+  try {
+    const DeviceBalancedLayer balanced(workspace, memory, source, map, c.options);
+    ADD_FAILURE() << "accepted";
+  } catch (const InputError& error) {
+    EXPECT_NE(std::string(error.what()).find("knows one node, the group has 2"), std::string::npos) << error.what();
+  }
 }
 
 }  // namespace
