@@ -35,7 +35,8 @@ struct Shape {
 /// Logits of the kernel against the host's; what lies behind the tokens stays.
 template <class Weight, class Tile>
 void expect_logits(std::mt19937& random, const Shape& shape) {
-  SCOPED_TRACE(testing::Message() << shape.tokens << " tokens, hidden size " << shape.hidden << ", " << shape.experts << " experts");
+  SCOPED_TRACE(testing::Message() << shape.tokens << " tokens, hidden size " << shape.hidden << ", " << shape.experts
+                                  << " experts");
   std::normal_distribution<float> normal;
   std::vector<bf16> hidden(static_cast<std::size_t>(shape.tokens * shape.hidden));
   for (bf16& value : hidden) value = to_bf16(normal(random));
@@ -47,8 +48,10 @@ void expect_logits(std::mt19937& random, const Shape& shape) {
   const std::vector<float> wanted = router_logits(hidden, weights, shape.tokens, shape.hidden, shape.experts);
   std::vector<Weight> stored;
   for (const float value : weights) {
-    if constexpr (sizeof(Weight) == sizeof(bf16)) stored.push_back(to_bf16(value));
-    else stored.push_back(value);
+    if constexpr (sizeof(Weight) == sizeof(bf16))
+      stored.push_back(to_bf16(value));
+    else
+      stored.push_back(value);
   }
   hidden.resize(std::max<std::size_t>(hidden.size(), 8));
   constexpr float untouched = -7.0f;

@@ -21,8 +21,7 @@ int most_tokens_of(const LayerParts& parts, const LayerOptions& options) {
 DeviceRouter make_router(const LayerParts& parts, const LayerWeights& weights, int most_tokens) {
   const LayerRouter& router = *weights.router;
   check_router(router, weights.shape);
-  return {parts.device(),       router.weights, router.bias, weights.shape.experts,
-          weights.shape.hidden, router.options, most_tokens};
+  return {parts.device(), router.weights, router.bias, weights.shape.experts, weights.shape.hidden, router.options, most_tokens};
 }
 
 }  // namespace
@@ -53,8 +52,8 @@ std::size_t OwnRouter::buffer_bytes() const {
 void refuse_missing_ids(std::span<const DeviceInput> inputs) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].hidden == nullptr || inputs[i].ids != nullptr || inputs[i].weights != nullptr) continue;
-    throw InputError(
-        fmt::format("local rank {} brings hidden states without ids and weights, and the layer has no router (LayerWeights::router)", i));
+    throw InputError(fmt::format(
+        "local rank {} brings hidden states without ids and weights, and the layer has no router (LayerWeights::router)", i));
   }
 }
 

@@ -1,5 +1,5 @@
-// Choices and weights from logits, as route() on the host makes them: a CTA a token. An expert's place is the number of experts that
-// are better, so any top-k costs the same and nothing is sorted. In a header, so that the emulator can run it
+// Choices and weights from logits, as route() on the host makes them: a CTA a token. An expert's place is the number of experts
+// that are better, so any top-k costs the same and nothing is sorted. In a header, so that the emulator can run it
 // (tests/emulator_router_test.cpp).
 #pragma once
 
@@ -87,7 +87,7 @@ __device__ inline void score_logits(const RouterCall& call, ChoiceShared& shared
   const float* logits = call.logits + static_cast<std::size_t>(token) * static_cast<std::size_t>(call.experts);
   for_all(call.experts, [&](int e) {
     const float logit = logits[e];
-    shared.scores[e] = call.options.score == Score::sigmoid       ? score::sigmoid(logit)
+    shared.scores[e] = call.options.score == Score::sigmoid        ? score::sigmoid(logit)
                        : call.options.score == Score::sqrtsoftplus ? score::sqrt_softplus(logit)
                                                                    : logit;
   });
@@ -108,8 +108,7 @@ __device__ inline void rank_experts(const RouterCall& call, ChoiceShared& shared
     __syncthreads();
   }
   for_all(call.experts, [&](int e) {
-    const bool allowed =
-        groups == 1 || place_of(shared.group_keys[e / size], shared.group_keys, groups) < call.options.topk_groups;
+    const bool allowed = groups == 1 || place_of(shared.group_keys[e / size], shared.group_keys, groups) < call.options.topk_groups;
     shared.keys[e] = allowed ? key_of(selection(e), e) : 0;
   });
   __syncthreads();

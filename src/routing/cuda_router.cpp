@@ -18,7 +18,8 @@ std::size_t product(int a, int b) { return static_cast<std::size_t>(a) * static_
 template <class T>
 DeviceArray<T> stored(int device, std::span<const T> values) {
   DeviceArray<T> array(device, values.size());
-  cuda::check(cudaMemcpy(array.data(), values.data(), values.size_bytes(), cudaMemcpyHostToDevice), "copying of a router's weights");
+  cuda::check(cudaMemcpy(array.data(), values.data(), values.size_bytes(), cudaMemcpyHostToDevice),
+              "copying of a router's weights");
   cuda::check(cudaStreamSynchronize(nullptr), "copying of a router's weights");
   return array;
 }

@@ -3,8 +3,8 @@
 // (tests/emulator_router_test.cpp).
 #pragma once
 
-#include <cute/arch/copy_sm80.hpp>
 #include <cstddef>
+#include <cute/arch/copy_sm80.hpp>
 
 #include "routing/router_kernel.hpp"
 #include "signal/ptx.cuh"
@@ -66,7 +66,8 @@ __device__ void copy_rows(std::byte* to, const Value* from, int first, int count
   for (int i = static_cast<int>(threadIdx.x); i < rows * pieces; i += Tile::threads) {
     const int row = i / pieces, column = i % pieces * values;
     const bool real = first + row < count && at + column < length;
-    const Value* source = real ? from + static_cast<std::size_t>(first + row) * static_cast<std::size_t>(length) + at + column : from;
+    const Value* source =
+        real ? from + static_cast<std::size_t>(first + row) * static_cast<std::size_t>(length) + at + column : from;
     cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<cute::uint128_t>::copy(
         *reinterpret_cast<const cute::uint128_t*>(source),
         *reinterpret_cast<cute::uint128_t*>(to + row * row_bytes + column * static_cast<int>(sizeof(Value))), real);
@@ -114,8 +115,8 @@ struct LogitsOfTile {
         w[e] = load_pair(of_weights + e * Place::weight_row + step * sum_lanes * static_cast<int>(sizeof(Weight)), Weight{});
 #pragma unroll
       for (int i = 0; i < Tile::tokens_a_cell; ++i)
-        t[i] = load_pair(
-            of_tokens + i * Tile::token_cells * Place::token_row + step * sum_lanes * static_cast<int>(sizeof(bf16)), bf16{});
+        t[i] = load_pair(of_tokens + i * Tile::token_cells * Place::token_row + step * sum_lanes * static_cast<int>(sizeof(bf16)),
+                         bf16{});
 #pragma unroll
       for (int e = 0; e < Tile::experts_a_cell; ++e) {
 #pragma unroll
@@ -168,7 +169,8 @@ __device__ void compute_logits(const RouterCall& call, const Weight* weights, st
   const int expert_tiles = (call.experts + Tile::experts - 1) / Tile::experts;
   const int tiles = (tokens + Tile::tokens - 1) / Tile::tokens * expert_tiles;
   for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += static_cast<int>(gridDim.x)) {
-    LogitsOfTile<Weight, Tile>{call, weights, shared, tile % expert_tiles * Tile::experts, tile / expert_tiles * Tile::tokens, tokens}
+    LogitsOfTile<Weight, Tile>{call,  weights, shared, tile % expert_tiles * Tile::experts, tile / expert_tiles * Tile::tokens,
+                               tokens}
         .run();
   }
 }
