@@ -163,21 +163,33 @@ TEST(EmulatorRouter, ChoicesAreTheHosts) {
   expect_choices(random, 1, most_routed_experts, 0);
 }
 
-TEST(EmulatorRouter, MoreTokensThanMayBeAreLeftAlone) {
-  const int tokens = 9;
-  const std::vector<float> logits(6, 1.0f);
-  RouterCall call;
+/// One CTA; the places of ids and weights begin with -7.
+std::vector<std::int32_t> chosen_of(std::vector<float> logits, int tokens, RouterCall call) {
+  std::vector<std::int32_t> ids(static_cast<std::size_t>((call.most_tokens + 1) * call.options.topk), -7);
+  std::vector<float> weights(ids.size(), -7.0f);
   call.tokens = &tokens;
-  call.most_tokens = 2;
-  call.experts = 3;
-  call.logits = const_cast<float*>(logits.data());
-  std::vector<std::int32_t> ids(4, -7);
-  std::vector<float> weights(4, -7.0f);
+  call.logits = logits.data();
   call.ids = ids.data();
   call.weights = weights.data();
   ChoiceShared shared;
   emulator::launch({1, choice_threads, 1}, [&] { choose(call, shared); });
-  EXPECT_EQ(ids, (std::vector<std::int32_t>{0, 0, -7, -7}));
+  return ids;
+}
+
+TEST(EmulatorRouter, TiesGoToTheLowerIdAndZerosOfBothSignsAreEqual) {
+  RouterCall call;
+  call.most_tokens = 1;
+  call.experts = 6;
+  call.options = {Score::softmax_topk, 5, 1, 1, true, 1.0f};
+  const auto ids = chosen_of({-0.0f, 0.0f, 1.0f, 1.0f, -0.0f, 1.0f}, 1, call);
+  EXPECT_EQ(ids, (std::vector<std::int32_t>{2, 3, 5, 0, 1, -7, -7, -7, -7, -7}));
+}
+
+TEST(EmulatorRouter, MoreTokensThanMayBeAreLeftAlone) {
+  RouterCall call;
+  call.most_tokens = 2;
+  call.experts = 3;
+  EXPECT_EQ(chosen_of(std::vector<float>(9, 1.0f), 9, call), (std::vector<std::int32_t>{0, 0, -7}));
 }
 
 }  // namespace
