@@ -48,8 +48,11 @@ struct DeviceLayerSeconds {
 /// call goes the way that the tuning table names for its step: the same on all GPUs, and in a graph the one chosen at capture. Of
 /// DeviceExchangeOptions, NCCL is gather's, which is left out where NCCL cannot serve it and while a rank is masked, and counters
 /// and bulk copies are the chains'. With Overflow::split the first pass begins
-/// in begin(), the others in end(); numbers of tokens are still read on the device, the number of passes follows from the step. The
-/// router is not part of a layer on GPUs: ids and weights come from the caller.
+/// in begin(), the others in end(); numbers of tokens are still read on the device, the number of passes follows from the step.
+///
+/// Where the first rank's LayerWeights have a router, inputs whose ids and weights are both null are routed by it (DeviceRouter),
+/// pass by pass and with tensor_parallel on every rank, ahead of their dispatch on the stream. Without a router such inputs are an
+/// InputError.
 class DeviceLayer {
  public:
   /// `weights`: a local rank's, in order of rank; read here and not needed later. `memory`: what the workspace was sized for

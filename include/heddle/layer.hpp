@@ -109,7 +109,7 @@ struct LayerWeights {
   Placement placement;
   std::vector<ExpertWeights> experts;
   std::optional<SharedExpert> shared;
-  std::optional<LayerRouter> router;  ///< for MoeLayer::forward without ids
+  std::optional<LayerRouter> router;  ///< for calls without ids
 
   /// Views into the source, which must outlive the layer. Asks for this rank's experts only.
   static LayerWeights load(const LayerSource& source, const Placement& placement, int rank);

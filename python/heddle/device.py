@@ -140,7 +140,9 @@ class DeviceLayer:
         self.shape: LayerShape = of_ranks[0].shape
         self._begun: Any = None
 
-    def begin(self, hidden: Any, ids: Any, weights: Any, *, step: Step, tokens: Any = None, stream: int | None = None) -> None:
+    def begin(
+        self, hidden: Any, ids: Any = None, weights: Any = None, *, step: Step, tokens: Any = None, stream: int | None = None
+    ) -> None:
         """First part of a call; see forward. With ways whose host waits for counts (normal, elastic with cpu_sync) every GPU of
         this process begins before one of them ends."""
         with telling(self._core, stream):
@@ -160,8 +162,8 @@ class DeviceLayer:
     def forward(
         self,
         hidden: Any,
-        ids: Any,
-        weights: Any,
+        ids: Any = None,
+        weights: Any = None,
         out: Any = None,
         *,
         step: Step,
@@ -172,7 +174,8 @@ class DeviceLayer:
 
         hidden: bfloat16 [T, H] of a rank (with tensor_parallel the whole batch); ids: int32 [T, k], -1: no expert; weights: float32
         [T, k]; out: bfloat16 [T, H], None: a new array. All in C order on this layer's device, hidden and out 16-byte aligned. With
-        several ranks a GPU each of them is a list, by rank. step: the same on all ranks.
+        several ranks a GPU each of them is a list, by rank. Neither ids nor weights: the layer's own router chooses, on the GPU, with
+        the host's ids and weights bit for bit (InputError where the checkpoint has none). step: the same on all ranks.
 
         tokens: int32 [1] on the device, the number of tokens that count, so that a captured graph is replayed with another one.
         None: all of hidden's, fixed when captured. stream: a cudaStream_t as a number; None: the current one of hidden's

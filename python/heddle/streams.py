@@ -75,12 +75,13 @@ def of_ranks(given: Any) -> list[Any]:
 
 
 def lend_inputs(hidden: Any, ids: Any, weights: Any, tokens: Any) -> list[tuple[Any, ...]]:
-    """(hidden, ids, weights, tokens or None) of each rank that lives on a GPU."""
-    inputs = [of_ranks(given) for given in (hidden, ids, weights)]
+    """(hidden, ids, weights, tokens) of each rank that lives on a GPU; what is None stays so."""
+    ranks = of_ranks(hidden)
+    inputs = [ranks, *([None] * len(ranks) if given is None else of_ranks(given) for given in (ids, weights))]
     counts = [None] * len(inputs[0]) if tokens is None else of_ranks(tokens)
     if len({len(inputs[0]), len(inputs[1]), len(inputs[2]), len(counts)}) != 1:
         raise InputError("hidden, ids, weights and tokens are of different numbers of ranks")
-    return [(*map(lend, three), None if count is None else lend(count)) for *three, count in zip(*inputs, counts, strict=True)]
+    return [tuple(None if given is None else lend(given) for given in four) for four in zip(*inputs, counts, strict=True)]
 
 
 @contextmanager

@@ -98,6 +98,10 @@ const int* DeviceCalls::count_of(std::int64_t rows, DeviceStream stream) {
 DeviceInput DeviceCalls::input_of(const Lent& states, nb::handle ids, nb::handle weights, const int* count) const {
   const int here = device();
   const std::int64_t rows = states.size(0);
+  if (sizes_.routes && (ids.is_none() || weights.is_none())) {
+    if (ids.is_none() && weights.is_none()) return {count, states.data<const bf16>(), nullptr, nullptr, {}};
+    throw InputError("ids and weights: give both, or neither for the layer's own router");
+  }
   const Lent choices(ids, {"ids", Element::int32, {rows, sizes_.topk}, Access::read, here});
   const Lent factors(weights, {"weights", Element::float32, {rows, sizes_.topk}, Access::read, here});
   return {count, states.data<const bf16>(), choices.data<const std::int32_t>(), factors.data<const float>(), {}};

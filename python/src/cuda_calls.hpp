@@ -81,6 +81,7 @@ struct CallSizes {
   int topk = 0;
   int most = 0;         ///< tokens of a rank
   bool splits = false;  ///< more of them are possible
+  bool routes = false;  ///< ids and weights may be None: the layer chooses
 };
 
 /// Calls on one GPU of a context, for all ranks that live there.

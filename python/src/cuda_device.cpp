@@ -45,7 +45,7 @@ class RankDeviceLayer : public DeviceCalls {
  private:
   static CallSizes sizes_of(const DeviceContext& context, const LayerShape& shape, const LayerOptions& options) {
     const int most = options.tensor_parallel ? options.cap * context.workspace().ranks() : options.cap;
-    return {shape.hidden, shape.topk, most, options.overflow == Overflow::split};
+    return {shape.hidden, shape.topk, most, options.overflow == Overflow::split, true};
   }
 
   DeviceLayer layer_;

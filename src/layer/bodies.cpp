@@ -2,25 +2,13 @@
 
 #include <fmt/format.h>
 
+#include "layer/options.hpp"
 #include "layer/passes.hpp"
 #include "layer/token_sizes.hpp"
 
 namespace heddle {
 
 namespace {
-
-/// Sizes and settings before any call: what fails in one would fail on this rank alone.
-void check_router(const LayerRouter& router, const LayerShape& shape) {
-  const auto experts = static_cast<std::size_t>(shape.experts);
-  const std::size_t wanted = experts * static_cast<std::size_t>(shape.hidden);
-  if (router.weights.size() != wanted) {
-    throw InputError(fmt::format("the router has {} weights, {} experts of hidden size {} want {}", router.weights.size(),
-                                 shape.experts, shape.hidden, wanted));
-  }
-  if (router.options.topk != shape.topk)
-    throw InputError(fmt::format("the router chooses {} experts a token, the layer has {}", router.options.topk, shape.topk));
-  route({}, router.bias, 0, shape.experts, router.options);
-}
 
 void add(PhaseReport& sum, const PhaseReport& more) {
   sum.seconds += more.seconds;

@@ -11,6 +11,7 @@
 #include "group/cuda_workspace.hpp"
 #include "layer/candidates.hpp"
 #include "layer/cuda_body.hpp"
+#include "layer/cuda_own_router.hpp"
 #include "layer/layer_kernels.hpp"
 #include "layer/options.hpp"
 #include "layer/passes.hpp"
@@ -79,6 +80,7 @@ struct DeviceLayer::Impl {
   WayChooser chooser;
   std::vector<std::unique_ptr<DeviceBody>> bodies;  ///< a candidate
   DeviceBody* now = nullptr;                        ///< of the last call
+  std::unique_ptr<OwnRouter> router;                ///< if the weights have one
   bool goes_by_nccl;                                ///< gather, if it is a candidate
   bool wants_times;
   bool timed = false;  ///< this call
@@ -106,6 +108,7 @@ DeviceLayer::Impl::Impl(DeviceWorkspace& workspace, std::size_t gpu, const Excha
     if (one.way == Way::mega) continue;
     bodies.push_back(std::make_unique<DeviceBody>(parts, one, memory, weights, options_for(device, one.way, chosen)));
   }
+  if (weights.front().router) router = std::make_unique<OwnRouter>(parts, weights.front(), options);
   make_parts(weights, device);
   for (const LayerOptions& one : chooser.options()) {  // the last one, if there is one
     if (one.way != Way::mega) continue;
@@ -191,7 +194,10 @@ std::vector<DeviceInput> DeviceLayer::Impl::inputs_of(int pass, DeviceStream str
 }
 
 void DeviceLayer::Impl::begin_pass(int pass, DeviceStream stream) {
-  now->begin(inputs_of(pass, stream), passes.step(pass, step), stream, marks_of(pass));
+  std::vector<DeviceInput> own = inputs_of(pass, stream);
+  const Step of_pass = passes.step(pass, step);
+  if (router != nullptr) router->choose(own, of_pass.max_tokens, stream);
+  now->begin(own, of_pass, stream, marks_of(pass));
 }
 
 /// The passes of a GPU are queued one after the other before those of the process's next GPU, whose rows they wait for: a stream
@@ -219,6 +225,7 @@ void DeviceLayer::Impl::begin(std::span<const DeviceInput> given, const Step& gi
   if (given.size() != parts.locals())
     throw InputError(fmt::format("{} inputs for the {} ranks of GPU {}", given.size(), parts.locals(), parts.device()));
   const cuda::DeviceScope scope(parts.device());
+  if (router == nullptr) refuse_missing_ids(given);
   step = given_step;
   passes = Passes::of(options, parts.workspace.ranks(), step);
   check_passes(stream);
@@ -310,6 +317,7 @@ const DeviceExchange& DeviceLayer::exchange() const { return impl_->now->exchang
 std::size_t DeviceLayer::weight_bytes() const {
   const LayerParts& parts = impl_->parts;
   std::size_t bytes = parts.shared != nullptr ? parts.shared->weight_bytes() : 0;
+  if (impl_->router != nullptr) bytes += impl_->router->weight_bytes();
   for (const RankExperts& mine : parts.experts) bytes += mine.weight_bytes();
   for (const auto& body : impl_->bodies) bytes += body->weight_bytes();
   return bytes;
@@ -318,6 +326,7 @@ std::size_t DeviceLayer::weight_bytes() const {
 std::size_t DeviceLayer::buffer_bytes() const {
   const LayerParts& parts = impl_->parts;
   std::size_t bytes = parts.shared != nullptr ? parts.shared->buffer_bytes() : 0;
+  if (impl_->router != nullptr) bytes += impl_->router->buffer_bytes();
   for (const RankExperts& mine : parts.experts) bytes += mine.buffer_bytes();
   if (parts.slice_out.data() == nullptr) return bytes;
   return bytes + parts.locals() * static_cast<std::size_t>(parts.cap) * parts.sizes.hidden * sizeof(bf16);

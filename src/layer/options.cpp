@@ -80,6 +80,18 @@ LayerRouter router_of(const LayerCheckpoint& checkpoint) {
   return {checkpoint.router_weights(), checkpoint.router_bias(), *options};
 }
 
+void check_router(const LayerRouter& router, const LayerShape& shape) {
+  const auto experts = static_cast<std::size_t>(shape.experts);
+  const std::size_t wanted = experts * static_cast<std::size_t>(shape.hidden);
+  if (router.weights.size() != wanted) {
+    throw InputError(fmt::format("the router has {} weights, {} experts of hidden size {} want {}", router.weights.size(),
+                                 shape.experts, shape.hidden, wanted));
+  }
+  if (router.options.topk != shape.topk)
+    throw InputError(fmt::format("the router chooses {} experts a token, the layer has {}", router.options.topk, shape.topk));
+  route({}, router.bias, 0, shape.experts, router.options);
+}
+
 ExchangeOptions exchange_options(const LayerWeights& weights, const LayerOptions& options) {
   if (options.way == Way::automatic)
     throw InputError("way auto has an exchange a candidate, not one; its memory is what layer_memory says");

@@ -25,6 +25,9 @@ inline ExpertOptions expert_options(const LayerWeights& weights, const LayerOpti
   return result;
 }
 
+/// A layer's own router, sizes and settings, before any call: what fails in one would fail on this rank alone. Throws InputError.
+void check_router(const LayerRouter& router, const LayerShape& shape);
+
 /// Where rank `rank`'s slice of a batch begins that every rank has: tensor-parallel attention by ways other than gather.
 inline int slice_begin(int tokens, int rank, int ranks) { return static_cast<int>(static_cast<long long>(tokens) * rank / ranks); }
 /// The tokens of the longest of those slices. Throws InputError where they are more than the cap.

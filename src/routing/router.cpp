@@ -4,11 +4,11 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
-#include <utility>
 
 #include "formats/wide.hpp"
 #include "heddle/error.hpp"
 #include "heddle/routing.hpp"
+#include "routing/score.hpp"
 
 namespace heddle {
 
@@ -50,8 +50,6 @@ HEDDLE_WIDE void token_logits(const float* token, const float* weights, int hidd
   for (; expert < experts; ++expert) dot_rows<1>(token, weights + product(expert, hidden_size), hidden_size, out + expert);
 }
 
-float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
-
 /// Softmax over values; NaN stays NaN and stays out of the others' sum.
 void softmax(std::span<float> values) {
   float largest = -std::numeric_limits<float>::infinity();
@@ -59,23 +57,23 @@ void softmax(std::span<float> values) {
   float sum = 0.0f;
   for (float& v : values) {
     if (std::isnan(v)) continue;
-    v = std::exp(v - largest);
+    v = score::exponential(v - largest);
     sum += v;
   }
   for (float& v : values) v /= sum;
 }
 
 /// What experts are ranked and weighed by; for softmax_topk the logits themselves.
-void to_scores(std::span<float> values, Score score) {
-  switch (score) {
+void to_scores(std::span<float> values, Score kind) {
+  switch (kind) {
     case Score::softmax:
       softmax(values);
       break;
     case Score::sigmoid:
-      for (float& v : values) v = 1.0f / (1.0f + std::exp(-v));
+      for (float& v : values) v = score::sigmoid(v);
       break;
     case Score::sqrtsoftplus:
-      for (float& v : values) v = std::sqrt(softplus(v));
+      for (float& v : values) v = score::sqrt_softplus(v);
       break;
     case Score::softmax_topk:
       break;
@@ -106,16 +104,9 @@ std::vector<int> all_indices(int count) {
 
 /// Sum of a group's two best (of its only one); NaN counts as absent.
 float group_score(std::span<const float> scores) {
-  constexpr float none = -std::numeric_limits<float>::infinity();
-  float best = none, second = none;
-  for (const float v : scores) {
-    if (v > best) {
-      second = std::exchange(best, v);
-    } else if (v > second) {
-      second = v;
-    }
-  }
-  return scores.size() == 1 ? best : best + second;
+  score::TwoBest best;
+  for (const float v : scores) best.add(v);
+  return best.sum(static_cast<int>(scores.size()));
 }
 
 /// The experts of the groups that may be chosen from.

@@ -1,7 +1,9 @@
 """Layers on a GPU with torch's tensors: several ranks on one GPU against the host engine, captured graphs, wrong tensors. Skipped
 without the CUDA part, torch, or a GPU."""
 
+import tempfile
 import unittest
+from pathlib import Path
 
 import support
 from support import WAYS
@@ -78,6 +80,24 @@ class Device(unittest.TestCase):
                 torch.cuda.synchronize()
                 layer.throw_if_failed()
                 self.assert_close(outs, on_host(self.source, options, batches))
+
+    def test_the_router_inside(self):
+        """Without ids: the bits of the same call with the ids and weights that the host's router chooses."""
+        with tempfile.TemporaryDirectory() as folder:
+            saved = support.save(Path(folder), router={"score": "softmax", "topk": 3, "renormalise": True})
+            source = heddle.Source.open(saved.path)
+            options = heddle.LayerOptions(way="low_latency", cap=len(saved.batch.hidden))
+            weights = source.load(0, 1)
+            layer = device.DeviceLayer(device.DeviceWorkspace([(weights, options)], ranks=1, deadline=5), weights, options)
+            hidden = torch.tensor(saved.batch.hidden.astype(np.float32)).to(torch.bfloat16).cuda()
+            chosen = [torch.tensor(array).cuda() for array in source.route(saved.batch.hidden)]
+            step = heddle.Step(len(hidden))
+            own, given = layer.forward(hidden, step=step), layer.forward(hidden, *chosen, step=step)
+            torch.cuda.synchronize()
+            layer.throw_if_failed()
+            self.assertTrue(torch.equal(own, given))
+            with self.assertRaisesRegex(heddle.InputError, "give both"):
+                layer.forward(hidden, chosen[0], step=step)
 
     def test_graphs_with_other_tokens(self):
         options = heddle.LayerOptions(way="low_latency", cap=8)
