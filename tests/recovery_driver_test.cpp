@@ -64,5 +64,26 @@ TEST(RecoveryDriver, GivesUpWhereRollCallsLoseNobodyAndNothingCanBeMade) {
   });
 }
 
+// What a roll call does not mend need not be in what it makes: a step may fail every time that it is run.
+TEST(RecoveryDriver, GivesUpWhereAStepFailsEveryTimeAndNobodyIsLost) {
+  run_ranks(2, {}, [&](Group& group) {
+    int made = -1;  // once at the start
+    RecoveryDriver driver(group, options_of(seconds(20)),
+                          {[] {}, [&](const Members&, Interruption&) { ++made; }, [](int rank) { return rank; }});
+    driver.start(Entry::together);
+    try {
+      driver.step([&] { throw names(group.rank(), -1); });
+      ADD_FAILURE() << "the step ended";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::fault);
+      EXPECT_NE(std::string(error.what()).find("8 roll calls in a row lost no rank"), std::string::npos) << error.what();
+    }
+    EXPECT_EQ(made, 8);
+    bool ran = false;
+    driver.step([&] { ran = true; });
+    EXPECT_TRUE(ran);
+  });
+}
+
 }  // namespace
 }  // namespace heddle

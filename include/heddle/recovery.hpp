@@ -103,7 +103,8 @@ class RecoveringLayers {
   /// rank has finished the step. Where a rank is lost, comes back, or ends its step by an exception, all live ranks agree anew and
   /// run `body` again from its beginning: it must leave its inputs as they are and may run any number of times. What it throws
   /// beside faults is thrown here, and the rank has until the others' patience ends to come again with the same step. LostRankError
-  /// if the others went on without this rank; InputError if there is no room for what moved.
+  /// if the others went on without this rank; InputError if there is no room for what moved; Error of kind fault on all live ranks
+  /// where the step or what it needs has failed again behind eight roll calls in a row that lost and brought back nobody.
   void step(const std::function<void()>& body);
   /// A step of one call of layer 0.
   void forward(const LayerInput& input, const Step& step, bf16* out);

@@ -12,7 +12,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Roll calls in a row that lose and bring back nobody, before a fault is taken for one that another roll call does not mend.
+/// Roll calls of a step, in a row, that lose and bring back nobody, before a fault is taken for one that another one does not mend.
 constexpr int most_idle_roll_calls = 8;
 
 double seconds(Clock::time_point from, Clock::time_point to) { return std::chrono::duration<double>(to - from).count(); }
@@ -48,6 +48,7 @@ void RecoveryDriver::start(Entry entry) {
 
 void RecoveryDriver::rejoin() {
   is_built_ = false;
+  idle_roll_calls_ = 0;
   agreement_.join(patience().others);
   Interruption interruption;
   interruption.reason = "this rank came back";
@@ -90,6 +91,7 @@ std::optional<RecoveryDriver::Trouble> RecoveryDriver::attempt(const std::functi
 
 void RecoveryDriver::step(const std::function<void()>& body) {
   const std::uint32_t before = steps();
+  idle_roll_calls_ = 0;
   for (;;) {
     group_.answer_door();
     const std::size_t recovered = interruptions_.size();
@@ -113,20 +115,19 @@ void RecoveryDriver::recover(Trouble trouble) {
   interruption.reason = trouble.reason;
   interruption.noticed = Clock::now();
   interruption.roll_calls = 0;
-  int idle = 0;
   do {
     is_built_ = false;
-    if (idle == most_idle_roll_calls) {
-      throw Error(ErrorKind::fault, fmt::format("recovery: {} roll calls in a row lost no rank, and each time what the mask needs "
-                                                "could not be made; the last time: {}",
-                                                idle, trouble.reason));
-    }
     const auto begin = Clock::now();
     const std::vector<bool> before = members().live;
     agreement_.call();
     engine_.interrupt();
+    if (idle_roll_calls_ == most_idle_roll_calls) {
+      throw Error(ErrorKind::fault, fmt::format("recovery: {} roll calls in a row lost no rank, and each time the step or what the "
+                                                "mask needs failed again; the last time: {}",
+                                                idle_roll_calls_, trouble.reason));
+    }
     agreement_.settle(trouble.suspects, patience());
-    idle = members().live == before ? idle + 1 : 0;
+    idle_roll_calls_ = members().live == before ? idle_roll_calls_ + 1 : 0;
     interruption.agree += seconds(begin, Clock::now());
     interruption.roll_calls += 1;
   } while (!rebuild(interruption, trouble));

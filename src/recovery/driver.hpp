@@ -45,6 +45,7 @@ class RecoveryDriver {
   Engine engine_;
   Agreement agreement_;
   bool is_built_ = false;
+  int idle_roll_calls_ = 0;  ///< in a row, of this step: they have lost and brought back nobody
   std::vector<Interruption> interruptions_;
 };
 
