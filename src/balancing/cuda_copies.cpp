@@ -5,6 +5,7 @@
 
 #include "balancing/copies_kernel.hpp"
 #include "exchange/cuda_exchange.hpp"
+#include "group/cuda_pinned.hpp"
 #include "heddle/device_balancing.hpp"
 #include "heddle/error.hpp"
 #include "layer/cuda_shared_expert.hpp"
@@ -36,32 +37,21 @@ std::vector<int> table_of(const ReplicaMap& map) {
   return table;
 }
 
-struct FreePinned {
-  void operator()(void* memory) const { cudaFreeHost(memory); }
-};
-
 /// Memory of the host that streams copy from and to without it; an event says when they have.
 template <class T>
-struct Pinned {
-  std::size_t size;
-  std::unique_ptr<T, FreePinned> values;
+struct Mailed {
+  cuda::PinnedArray<T> values;
   DeviceEvent copied;
 
-  explicit Pinned(std::size_t count) : size(count), copied(false) {
-    void* memory = nullptr;
-    cuda::check(cudaHostAlloc(&memory, std::max<std::size_t>(count, 1) * sizeof(T), cudaHostAllocPortable), "pinned memory");
-    values.reset(static_cast<T*>(memory));
-    std::fill_n(values.get(), size, T{});
-  }
-  Pinned(const Pinned&) = delete;
-  ~Pinned() {
+  explicit Mailed(std::size_t count) : values(count, "pinned memory for copies of experts"), copied(false) {}
+  Mailed(const Mailed&) = delete;
+  ~Mailed() {
     try {
       copied.wait();
     } catch (const Error&) {
       // A GPU that fails copies nothing any more.
     }
   }
-  std::size_t bytes() const { return size * sizeof(T); }
 };
 
 }  // namespace
@@ -75,8 +65,8 @@ struct DeviceCopies::Impl {
   DeviceArray<int> table;
   DeviceArray<std::int32_t> ids;           ///< [local ranks, cap, topk]
   DeviceArray<unsigned long long> counts;  ///< [local ranks, experts]: calls of ranks may run at once
-  Pinned<int> host_table;
-  Pinned<unsigned long long> host_counts;
+  Mailed<int> host_table;
+  Mailed<unsigned long long> host_counts;
 
   Impl(int on, int first, int local_ranks, const ReplicaMap& of, CopyRule by, int choices, int most, bool one)
       : device(on),
@@ -92,7 +82,7 @@ struct DeviceCopies::Impl {
         counts(device, locals * index(map.experts())),
         host_table(table_of(map).size()),
         host_counts(locals * index(map.experts())) {
-    cuda::check(cudaMemset(counts.data(), 0, host_counts.bytes()), "counts of pairs");
+    cuda::check(cudaMemset(counts.data(), 0, host_counts.values.bytes()), "counts of pairs");
     store(nullptr);
     cuda::check(cudaStreamSynchronize(nullptr), "the table of copies");
   }
@@ -113,17 +103,18 @@ struct DeviceCopies::Impl {
 
   void store(DeviceStream stream) {
     host_table.copied.wait();  // the update before this one may not have been read yet
-    std::ranges::copy(table_of(map), host_table.values.get());
-    cuda::check(cudaMemcpyAsync(table.data(), host_table.values.get(), host_table.bytes(), cudaMemcpyHostToDevice, stream),
+    std::ranges::copy(table_of(map), host_table.values.data());
+    cuda::check(cudaMemcpyAsync(table.data(), host_table.values.data(), host_table.values.bytes(), cudaMemcpyHostToDevice, stream),
                 "the table of copies");
     host_table.copied.record(stream);
   }
 
   void send_counts(DeviceStream stream) {
     host_counts.copied.wait();
-    cuda::check(cudaMemcpyAsync(host_counts.values.get(), counts.data(), host_counts.bytes(), cudaMemcpyDeviceToHost, stream),
-                "counts of pairs");
-    cuda::check(cudaMemsetAsync(counts.data(), 0, host_counts.bytes(), stream), "counts of pairs");
+    cuda::check(
+        cudaMemcpyAsync(host_counts.values.data(), counts.data(), host_counts.values.bytes(), cudaMemcpyDeviceToHost, stream),
+        "counts of pairs");
+    cuda::check(cudaMemsetAsync(counts.data(), 0, host_counts.values.bytes(), stream), "counts of pairs");
     host_counts.copied.record(stream);
   }
 };
@@ -184,11 +175,11 @@ void DeviceCopies::send_counts(DeviceStream stream) {
 }
 
 std::vector<std::int64_t> DeviceCopies::sent_counts() const {
-  const Pinned<unsigned long long>& sent = impl_->host_counts;
+  const Mailed<unsigned long long>& sent = impl_->host_counts;
   sent.copied.wait();
   const std::size_t experts = index(impl_->map.experts());
   std::vector<std::int64_t> sums(experts, 0);
-  for (std::size_t i = 0; i < sent.size; ++i) sums[i % experts] += static_cast<std::int64_t>(sent.values.get()[i]);
+  for (std::size_t i = 0; i < sent.values.size(); ++i) sums[i % experts] += static_cast<std::int64_t>(sent.values.data()[i]);
   return sums;
 }
 

@@ -18,13 +18,6 @@ namespace {
 
 Word load(Word& word) { return std::atomic_ref<Word>(word).load(std::memory_order_acquire); }
 
-template <class T>
-void allocate_pinned(T*& to, std::size_t count) {
-  check(cudaHostAlloc(reinterpret_cast<void**>(&to), sizeof(T) * count, cudaHostAllocPortable | cudaHostAllocMapped),
-        "pinned memory for faults");
-  std::fill_n(to, count, T{});
-}
-
 /// On all processes of a node alike.
 cuda::DeviceMap mapped(Group& processes, const DeviceGroupOptions& mine) {
   cuda::DeviceMap map = cuda::map_ranks(processes, mine);
@@ -54,7 +47,7 @@ DeviceWorkspace::Impl::Impl(std::unique_ptr<Group> alone_group, Group& group, co
 }
 
 void DeviceWorkspace::Impl::make_board() {
-  allocate_pinned(faults, live.size());
+  faults = {live.size(), "pinned memory for faults"};
   for (std::size_t gpu = 0; gpu < map.gpus; ++gpu) {
     const cuda::DeviceScope scope(map.own(gpu).device);
     OwnGpu& here = own.emplace_back();
@@ -73,7 +66,6 @@ DeviceWorkspace::Impl::~Impl() {
     if (own[gpu].stream != nullptr) cudaStreamDestroy(own[gpu].stream);
     cudaFree(own[gpu].settings);
   }
-  cudaFreeHost(faults);
   if (known) cudaSetDevice(before);
 }
 
@@ -86,7 +78,7 @@ void DeviceWorkspace::Impl::write_settings() {
 
 DeviceTeam DeviceWorkspace::Impl::team(std::size_t gpu, const std::shared_ptr<TeamCounters>& words) {
   keep_zeroed(gpu, words, sizeof(TeamCounters) * static_cast<std::size_t>(map.own(gpu).ranks));
-  return {heap->view(gpu), own[gpu].settings, faults + map.own(gpu).first_rank, words.get()};
+  return {heap->view(gpu), own[gpu].settings, faults.data() + map.own(gpu).first_rank, words.get()};
 }
 
 void DeviceWorkspace::Impl::keep_zeroed(std::size_t gpu, const std::shared_ptr<void>& memory, std::size_t memory_bytes) {
@@ -113,7 +105,7 @@ std::size_t DeviceWorkspace::Impl::gpu_of(int rank) const {
 void DeviceWorkspace::Impl::give_up(int rank, const FaultRecord& record) {
   const std::size_t gpu = gpu_of(rank);
   const cuda::DeviceScope scope(map.own(gpu).device);
-  DeviceTeam team{heap->view(gpu), own[gpu].settings, faults + rank, nullptr};
+  DeviceTeam team{heap->view(gpu), own[gpu].settings, faults.data() + rank, nullptr};
   team.heap.rank = rank;
   check(cuda::launch_give_up(team, record, own[gpu].stream), "giving up");
   check(cudaStreamSynchronize(own[gpu].stream), "giving up");
@@ -196,7 +188,7 @@ int DeviceWorkspace::process_of(int rank) const {
 
 void DeviceWorkspace::throw_if_aborted() const {
   for (int rank = 0; rank < ranks(); ++rank) {
-    HostFault& fault = impl_->faults[rank];
+    HostFault& fault = impl_->faults.data()[rank];
     if (load(fault.raised) == 1) throw FaultError(describe(fault.record));
   }
 }
@@ -232,7 +224,7 @@ void DeviceWorkspace::reset(const std::vector<bool>& live) {
     const HeapView view = own.heap->view(gpu);
     for (int rank = view.rank; rank < view.rank + own.map.own(gpu).ranks; ++rank) {
       check(cudaMemcpy(view.at<HeapHeader>(rank, 0), &fresh, sizeof fresh, cudaMemcpyHostToDevice), "writing of headers");
-      own.faults[rank] = {};
+      own.faults.data()[rank] = {};
     }
   }
   for (const Impl::Zeroed& which : own.zeroed) own.zero(which);

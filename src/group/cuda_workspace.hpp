@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "group/cuda_heap.hpp"
+#include "group/cuda_pinned.hpp"
 #include "heddle/device.hpp"
 #include "signal/device_team.hpp"
 
@@ -40,9 +41,9 @@ struct DeviceWorkspace::Impl {
   cuda::DeviceMap map;
   std::size_t bytes;
   std::unique_ptr<cuda::Heap> heap;
-  DeviceSettings settings;      ///< the host's copy
-  std::vector<OwnGpu> own;      ///< a GPU
-  HostFault* faults = nullptr;  ///< [ranks], pinned and mapped; of own ranks
+  DeviceSettings settings;              ///< the host's copy
+  std::vector<OwnGpu> own;              ///< a GPU
+  cuda::PinnedArray<HostFault> faults;  ///< [ranks]; of own ranks
   std::vector<bool> live;
   struct Zeroed {
     std::size_t gpu;

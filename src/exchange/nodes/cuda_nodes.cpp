@@ -4,6 +4,7 @@
 
 #include "exchange/nodes/cuda_call.hpp"
 #include "exchange/nodes/cuda_watch.hpp"
+#include "group/cuda_pinned.hpp"
 
 namespace heddle {
 
@@ -17,11 +18,6 @@ void check_nodes_options(const ExchangeOptions& options, const DeviceExchangeOpt
   if (options.cpu_sync) refuse("sends batches of the step's size and waits for no count on the host: leave cpu_sync out");
   if (device.bulk_bytes != 0) refuse("has no bulk copies: leave DeviceExchangeOptions::bulk_bytes out");
 }
-
-/// Mapped host memory that frees itself.
-struct FreePinned {
-  void operator()(NodeProgress* memory) const { cudaFreeHost(memory); }
-};
 
 /// A rank's memory for what it gives to other nodes and gets from them.
 struct MailPlan {
@@ -102,14 +98,8 @@ class DeviceNodesExchange final : public DeviceElastic {
                    base + plan.results,
                    reinterpret_cast<BatchHead*>(base + plan.results_head),
                    reinterpret_cast<BatchHead*>(base + plan.results_heads)};
-    NodeProgress* progress = nullptr;
-    const auto ranks_here = static_cast<std::size_t>(local_ranks());
-    check(cudaHostAlloc(reinterpret_cast<void**>(&progress), ranks_here * sizeof(NodeProgress),
-                        cudaHostAllocPortable | cudaHostAllocMapped),
-          "pinned memory for the watch over other nodes");
-    std::fill_n(progress, ranks_here, NodeProgress{});
-    progress_.reset(progress);
-    nodes_.progress = progress;
+    progress_ = {static_cast<std::size_t>(local_ranks()), "pinned memory for the watch over other nodes"};
+    nodes_.progress = progress_.data();
   }
 
   template <class T>
@@ -124,7 +114,7 @@ class DeviceNodesExchange final : public DeviceElastic {
   std::vector<WatchedRank> watched() const {
     std::vector<WatchedRank> all;
     for (int local = 0; local < local_ranks(); ++local) {
-      WatchedRank& one = all.emplace_back(WatchedRank{rank_of(local), progress_.get() + local, {}});
+      WatchedRank& one = all.emplace_back(WatchedRank{rank_of(local), progress_.data() + local, {}});
       for (int i = 0; i < nodes_.batches.peers(); ++i) {
         const int peer = nodes_.batches.peer(one.rank, i);
         one.peers.push_back({peer, nodes_.batches.nodes.node_of(peer), reinterpret_cast<BatchHead*>(arrived_batch(local, i)),
@@ -182,7 +172,7 @@ class DeviceNodesExchange final : public DeviceElastic {
   std::shared_ptr<DeviceNodeLink> link_;
   NodesCall nodes_;
   DeviceArray<std::byte> mail_;
-  std::unique_ptr<NodeProgress, FreePinned> progress_;
+  cuda::PinnedArray<NodeProgress> progress_;
   std::unique_ptr<NodeWatch> watch_;  // last: it looks at the others
 };
 

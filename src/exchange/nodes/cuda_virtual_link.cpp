@@ -5,6 +5,7 @@
 
 #include "exchange/cuda_exchange.hpp"
 #include "exchange/nodes/virtual_link.hpp"
+#include "group/cuda_pinned.hpp"
 #include "heddle/device_nodes.hpp"
 
 namespace heddle {
@@ -44,21 +45,16 @@ class SwapBoard {
 
 class VirtualLink final : public DeviceNodeLink {
  public:
-  explicit VirtualLink(std::shared_ptr<SwapBoard> board) : board_(std::move(board)), turns_(board_->device(), 1) {
+  explicit VirtualLink(std::shared_ptr<SwapBoard> board)
+      : board_(std::move(board)), turns_(board_->device(), 1), stop_(1, "pinned memory for a link") {
     const cuda::DeviceScope scope(board_->device());
     check(cudaMemset(turns_.data(), 0, sizeof(Word)), "zeroing of turns");
     check(cudaDeviceSynchronize(), "zeroing of turns");
-    check(cudaHostAlloc(reinterpret_cast<void**>(&stop_), sizeof(Word), cudaHostAllocPortable | cudaHostAllocMapped),
-          "pinned memory for a link");
-    *stop_ = 0;
   }
-  ~VirtualLink() override { cudaFreeHost(stop_); }
-  VirtualLink(const VirtualLink&) = delete;
-  VirtualLink& operator=(const VirtualLink&) = delete;
 
   int ranks() const override { return board_->ranks; }
   void swap(std::span<const DeviceSwap> swaps, DeviceStream stream) override {
-    if (std::atomic_ref(*stop_).load() != 0) throw Error(ErrorKind::fault, "the link between virtual nodes was aborted");
+    if (std::atomic_ref(*stop_.data()).load() != 0) throw Error(ErrorKind::fault, "the link between virtual nodes was aborted");
     if (swaps.size() > SwapCall::most)
       throw InputError(fmt::format("{} swaps at once; virtual nodes on one GPU can make {}", swaps.size(), SwapCall::most));
     int device = -1;
@@ -68,7 +64,7 @@ class VirtualLink final : public DeviceNodeLink {
                                    swaps.empty() ? 0 : swaps[0].rank, device));
     SwapCall call;
     call.turns = turns_.data();
-    call.stop = stop_;
+    call.stop = stop_.data();
     std::map<std::pair<int, int>, int> made;
     for (const DeviceSwap& swap : swaps) {
       const int number = made[{swap.rank, swap.peer}]++;
@@ -79,12 +75,12 @@ class VirtualLink final : public DeviceNodeLink {
     }
     check(launch_swaps(call, stream), "launch of swaps");
   }
-  void abort() noexcept override { std::atomic_ref(*stop_).store(1); }
+  void abort() noexcept override { std::atomic_ref(*stop_.data()).store(1); }
 
  private:
   std::shared_ptr<SwapBoard> board_;
   DeviceArray<Word> turns_;
-  Word* stop_ = nullptr;
+  cuda::PinnedArray<Word> stop_;
 };
 
 }  // namespace
