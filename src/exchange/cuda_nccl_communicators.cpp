@@ -96,6 +96,11 @@ bool Communicators::finalize() noexcept {
 }
 
 void Communicators::group(const char* what, const std::function<void()>& calls) {
+  begin_group(what, calls);
+  if (!blocks()) wait(0, map.gpus, what);
+}
+
+void Communicators::begin_group(const char* what, const std::function<void()>& calls) {
   check(library().group_start(), "begin of a group");
   try {
     calls();
@@ -104,7 +109,6 @@ void Communicators::group(const char* what, const std::function<void()>& calls) 
     throw;
   }
   check(library().group_end(), what);
-  if (!blocks()) wait(0, map.gpus, what);
 }
 
 void Communicators::wait(std::size_t first, std::size_t gpus, const char* what) {
@@ -153,10 +157,18 @@ void Communicators::make_swaps(std::span<const DeviceSwap> swaps, cudaStream_t s
 }
 
 void Communicators::swap(std::span<const DeviceSwap> swaps, cudaStream_t stream) {
-  group("sends and receives", [&] {
+  constexpr const char* what = "sends and receives";
+  if (blocks()) {
+    return group(what, [&] {  // the lock not until the end, which may never come and whoever aborts must not wait for
+      const std::lock_guard lock(ending_);
+      make_swaps(swaps, stream);
+    });
+  }
+  {
     const std::lock_guard lock(ending_);  // somebody else may abort meanwhile
-    make_swaps(swaps, stream);
-  });
+    begin_group(what, [&] { make_swaps(swaps, stream); });
+  }
+  wait(0, map.gpus, what);
 }
 
 void Communicators::connect_pairs() {

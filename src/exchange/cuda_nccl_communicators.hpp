@@ -48,6 +48,8 @@ class Communicators final : public NcclCommunicators::Impl {
   bool blocks() const { return longest_ == calls_block; }
   /// As grouped; `what` is told in errors.
   void group(const char* what, const std::function<void()>& calls);
+  /// Without waiting until communicators that do not block have begun them.
+  void begin_group(const char* what, const std::function<void()>& calls);
   std::vector<int> devices() const;
   ncclComm_t of(std::size_t gpu) const;
   /// Sends and receives of an own rank, within a group.

@@ -50,6 +50,15 @@ class DeviceNodesExchange final : public DeviceElastic {
     allocate_mail();
     watch_ = std::make_unique<NodeWatch>(workspace, gpu, watched());
   }
+  /// What is still queued has its deadline from the watch, so that one goes last. Freeing memory would wait for it without.
+  ~DeviceNodesExchange() override {
+    int before = 0;  // the caller's device is current again afterwards
+    const bool known = cudaGetDevice(&before) == cudaSuccess;
+    if (cudaSetDevice(device()) == cudaSuccess) cudaDeviceSynchronize();
+    if (known) cudaSetDevice(before);
+  }
+  DeviceNodesExchange(const DeviceNodesExchange&) = delete;
+  DeviceNodesExchange& operator=(const DeviceNodesExchange&) = delete;
 
   void dispatch_send(std::span<const DeviceInput> inputs, const Step& step, DeviceStream stream) override {
     take_inputs(inputs, step, stream);

@@ -22,7 +22,6 @@ NodeWatch::~NodeWatch() {
   }
   end_.notify_one();
   thread_.join();
-  const cuda::DeviceScope scope(device_);
   cudaStreamDestroy(stream_);
 }
 
