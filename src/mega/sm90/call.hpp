@@ -3,7 +3,6 @@
 #pragma once
 
 #include "exchange/cuda_exchange.hpp"
-#include "experts/activation/clamp.hpp"
 #include "experts/sm90/call.hpp"
 #include "experts/sm90/weight_order.hpp"
 #include "mega/kernel_limits.hpp"
@@ -43,7 +42,6 @@ struct MegaKernelCall : DeviceCall {
   MegaLayout layout;
   const MegaRank* parts = nullptr;  ///< [local ranks]
   TokenScales scaling = TokenScales::none;
-  DeviceClamp clamp;
 };
 
 }  // namespace heddle::sm90

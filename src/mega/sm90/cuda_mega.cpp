@@ -136,7 +136,7 @@ DeviceMega::Variant DeviceMega::make_variant(RowBlocks blocks, WeightKind kind, 
     refuse(fmt::format("row blocks of {} rows do not fit the memory of those of {}", layout.block_rows, options_.mega.block_rows));
   // As far ahead as CTAs want it and the ring allows it; the places of smaller blocks are as many.
   layout.lag = std::clamp(lag_of(ctas_, layout.gemm1_tasks()), 1, std::max(1, layout.ring_blocks - 2));
-  call.clamp = clamp;
+  variant.clamp = clamp;
   if (options_.mega.activation == Activation::fp8)
     call.scaling = options_.quantisation.group == 32 ? sm90::TokenScales::by_32 : sm90::TokenScales::by_128;
   std::vector<MegaRank> parts;
@@ -161,7 +161,7 @@ MegaKnown DeviceMega::known_of(const HeapView& heap, const Variant& variant) con
                             TokenRows& activated) {
     store.format = region.format.activation;
     store.quantisation = region.format.quantisation;
-    store.clamp = call.clamp;
+    store.clamp = variant.clamp;
     store.values = heap.mine<std::byte>(region.values(0, 0));
     store.value_stride = region.format.row_bytes();
     store.scales = heap.mine<std::byte>(region.scales(0, 0));

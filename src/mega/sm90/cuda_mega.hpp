@@ -66,6 +66,7 @@ class DeviceMega final : public DeviceExchangeBase {
   struct Variant {
     sm90::MegaKernel kernel;
     sm90::MegaKernelCall call;
+    DeviceClamp clamp;
     DeviceArray<sm90::MegaRank> parts;
   };
   void load_weights(std::span<const LayerWeights> weights, bool step_exponents);
