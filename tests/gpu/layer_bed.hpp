@@ -55,6 +55,16 @@ struct LayerPlace {
         ids(device, rows * topk),
         weights(device, rows * topk),
         out(device, rows * hidden_size) {}
+
+  /// What a rank brings.
+  void load(const LayerInput& input, std::size_t hidden_size, std::size_t topk) {
+    const auto count = static_cast<std::size_t>(input.tokens);
+    tokens.write({input.tokens});
+    if (count == 0) return;
+    hidden.write({input.hidden, input.hidden + count * hidden_size});
+    ids.write({input.ids, input.ids + count * topk});
+    weights.write({input.weights, input.weights + count * topk});
+  }
 };
 
 /// A graph a GPU.

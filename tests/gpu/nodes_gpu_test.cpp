@@ -8,6 +8,7 @@
 #include "gpu/communicators.hpp"
 #include "gpu/process_run.hpp"
 #include "heddle/device_nodes.hpp"
+#include "random_nodes.hpp"
 
 namespace heddle {
 namespace {
@@ -147,35 +148,10 @@ TEST(NodesGpu, VirtualNodesComeHomeAsOneNode) {
 TEST(NodesGpu, RandomShapes) {
   SKIP_WITHOUT_GPU();
   std::mt19937_64 random(test_seed());
-  const auto pick = [&random](auto... values) {
-    const std::vector<std::common_type_t<decltype(values)...>> list{values...};
-    return list[random() % list.size()];
-  };
   for (int i = 0; i < longer(30); ++i) {
-    const int nodes = pick(2, 2, 3, 4), inside = pick(1, 2, 3), ranks = nodes * inside;
-    const int experts = pick(1, 3, 8, 16, 40);
-    const int cap = pick(1, 5, 33, 70);
-    Case c;
-    c.options = options_for(Way::elastic, pick(64, 320, 640, 2304, 7168), experts, ranks,
-                            static_cast<int>(1 + random() % static_cast<std::uint64_t>(std::min(experts, 16))), cap);
-    if (pick(0, 1) == 1) {
-      std::vector<int> map;
-      for (int e = 0; e < experts; ++e) map.push_back(static_cast<int>(random() % static_cast<std::uint64_t>(ranks)));
-      c.options.placement = Placement::from_map(map, ranks);
-    }
-    c.options.mode = pick(NodeMode::direct, NodeMode::hybrid);
-    c.options.wire = pick(Wire::bf16, Wire::fp8, Wire::nvfp4);
-    c.options.combine_wire = pick(Wire::bf16, Wire::bf16, Wire::fp8, Wire::nvfp4);
-    c.options.weight_at = pick(WeightAt::activation, WeightAt::combine);
-    c.options.arrived = pick(ArrivedLayout::contiguous, ArrivedLayout::masked, ArrivedLayout::routed);
-    c.none = pick(0.0, 0.1, 0.6, 1.0);
-    c.hot = pick(0, 0, 0, 1) == 1 ? static_cast<int>(random() % static_cast<std::uint64_t>(ranks)) : -1;
-    for (int r = 0; r < ranks; ++r)
-      c.tokens.push_back(pick(0, 1) == 1 ? cap : static_cast<int>(random() % static_cast<std::uint64_t>(cap + 1)));
-    if (pick(0, 0, 0, 1) == 1) c.tokens.assign(c.tokens.size(), 0);
-    c.seed = random() % 100000;
+    const auto [nodes, c] = random_nodes_case(random, {{1, 2, 3}, {1, 3, 8, 16, 40}, {1, 5, 33, 70}, {64, 320, 640, 2304, 7168}});
     SCOPED_TRACE(testing::Message() << i << ": " << title(c, nodes));
-    Nodes run(c, create_virtual_device_links(nodes, inside), false);
+    Nodes run(c, create_virtual_device_links(nodes, c.ranks() / nodes), false);
     for (int round = 0; round < 2; ++round) {
       run.round_trip(c, round, round == 0);
       if (HasFatalFailure()) return;

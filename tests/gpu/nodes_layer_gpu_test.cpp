@@ -33,13 +33,9 @@ class NodeLayer {
     for (int local = 0; local < count(); ++local) {
       const LayerInput input = input_of(c, tokens, first() + local);
       LayerPlace& to = places_[static_cast<std::size_t>(local)];
-      const auto rows = static_cast<std::size_t>(input.tokens);
       const std::size_t hidden = to.hidden.size() / static_cast<std::size_t>(c.options.cap);
       const std::size_t topk = to.ids.size() / static_cast<std::size_t>(c.options.cap);
-      to.tokens.write({input.tokens});
-      to.hidden.write({input.hidden, input.hidden + rows * hidden});
-      to.ids.write({input.ids, input.ids + rows * topk});
-      to.weights.write({input.weights, input.weights + rows * topk});
+      to.load(input, hidden, topk);
       to.out.poison();
     }
   }

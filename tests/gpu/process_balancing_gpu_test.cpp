@@ -37,16 +37,8 @@ class BalancedProcess {
   DeviceBalancedLayer& layer() { return *layer_; }
 
   void load(const Tokens& tokens) {
-    for (std::size_t local = 0; local < places_.size(); ++local) {
-      const LayerInput input = input_of(case_, tokens, rank_of(local));
-      const auto count = static_cast<std::size_t>(input.tokens);
-      LayerPlace& to = places_[local];
-      to.tokens.write({input.tokens});
-      if (count == 0) continue;
-      to.hidden.write({input.hidden, input.hidden + count * hidden()});
-      to.ids.write({input.ids, input.ids + count * topk()});
-      to.weights.write({input.weights, input.weights + count * topk()});
-    }
+    for (std::size_t local = 0; local < places_.size(); ++local)
+      places_[local].load(input_of(case_, tokens, rank_of(local)), hidden(), topk());
     check(cudaStreamSynchronize(nullptr), "copies of inputs");
   }
   /// Of the own ranks, one behind the other, by a layer without copies.

@@ -129,16 +129,8 @@ class FusedProcess {
     return memory;
   }
   void load(const Tokens& tokens) {
-    for (std::size_t local = 0; local < places_.size(); ++local) {
-      const LayerInput input = input_of(case_, tokens, workspace_.first_rank(0) + static_cast<int>(local));
-      const auto count = static_cast<std::size_t>(input.tokens);
-      LayerPlace& to = places_[local];
-      to.tokens.write({input.tokens});
-      if (count == 0) continue;
-      to.hidden.write({input.hidden, input.hidden + count * hidden()});
-      to.ids.write({input.ids, input.ids + count * topk()});
-      to.weights.write({input.weights, input.weights + count * topk()});
-    }
+    for (std::size_t local = 0; local < places_.size(); ++local)
+      places_[local].load(input_of(case_, tokens, workspace_.first_rank(0) + static_cast<int>(local)), hidden(), topk());
     check(cudaStreamSynchronize(nullptr), "copies of inputs");
   }
   std::vector<bf16> call(DeviceLayer& layer) {

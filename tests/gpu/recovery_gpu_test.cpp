@@ -84,16 +84,9 @@ class Places {
   std::size_t hidden() const { return static_cast<std::size_t>(case_.layer.shape.hidden); }
   int rank(int local) const { return process_ * ranks_each + local; }
   void load(const Tokens& tokens) {
-    for (int local = 0; local < ranks_each; ++local) {
-      const LayerInput input = input_of(case_, tokens, rank(local));
-      const auto count = static_cast<std::size_t>(input.tokens), topk = static_cast<std::size_t>(case_.layer.shape.topk);
-      LayerPlace& to = places_[static_cast<std::size_t>(local)];
-      to.tokens.write({input.tokens});
-      if (count == 0) continue;
-      to.hidden.write({input.hidden, input.hidden + count * hidden()});
-      to.ids.write({input.ids, input.ids + count * topk});
-      to.weights.write({input.weights, input.weights + count * topk});
-    }
+    const auto topk = static_cast<std::size_t>(case_.layer.shape.topk);
+    for (int local = 0; local < ranks_each; ++local)
+      places_[static_cast<std::size_t>(local)].load(input_of(case_, tokens, rank(local)), hidden(), topk);
     check(cudaDeviceSynchronize(), "copies of inputs");
   }
 
