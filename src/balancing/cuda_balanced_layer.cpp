@@ -12,6 +12,7 @@
 #include "group/cuda_workspace.hpp"
 #include "heddle/device_balancing.hpp"
 #include "heddle/error.hpp"
+#include "layer/cuda_own_router.hpp"
 
 namespace heddle {
 
@@ -150,7 +151,9 @@ void DeviceBalancedLayer::Impl::begin(std::size_t gpu, std::span<const DeviceInp
         "the step's largest batch is {} rows, copies are chosen for {}; create the layer with most_tokens of at least {}",
         step.max_tokens, most_tokens, step.max_tokens));
   }
-  layers[checked(gpu)].begin(copies[gpu].choose(inputs, stream), step, stream);
+  DeviceLayer& layer = layers[checked(gpu)];
+  refuse_missing_ids(inputs);  // copies are chosen of experts that somebody has chosen
+  layer.begin(copies[gpu].choose(inputs, stream), step, stream);
 }
 
 void DeviceBalancedLayer::Impl::follow(std::span<const DeviceStream> given) {

@@ -234,7 +234,8 @@ void GpuLayers::leave(const RowCounts& counts, const std::vector<bool>& live) {
 
 /// Kernels of the exchange in one call on a GPU; the fused layer is one.
 std::uint64_t exchange_kernels(const ExchangeOptions& exchange, const LayerOptions& options, int nodes) {
-  if (nodes > 1) return 9;  // elastic's send, receive, return, hear and collect; twice heads and a swap between virtual nodes
+  constexpr std::uint64_t nodes_kernels = 5, kernels_a_swap = 2;  // send, receive, return, hear, collect; heads, and bytes
+  if (nodes > 1) return nodes_kernels + 2 * kernels_a_swap;
   std::uint64_t kernels = exchange.way == Way::mega ? 3 : 2;           // mega: announcement, the fused kernel, sums
   if (exchange.way == Way::normal) kernels = 3;                        // counts, rows, combine
   if (exchange.way == Way::elastic && exchange.cpu_sync) kernels = 4;  // sending, hearing, laying out, combine
