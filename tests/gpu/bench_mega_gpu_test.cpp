@@ -84,8 +84,9 @@ class BenchMegaGpu : public testing::Test {
 };
 
 TEST_F(BenchMegaGpu, RefusesByName) {
-  const std::array<std::array<const char*, 2>, 26> cases{
-      {{"--way normal", "--way does not know 'normal'"},
+  const std::array<std::array<const char*, 2>, 31> cases{
+      {{"--way fused", "--way does not know 'fused'"},
+       {"--way normal --power", "--power with --way normal"},
        {"--weights nvfp4", "--weights does not know 'nvfp4'; it takes bf16, fp8_block, mxfp4"},
        {"--preset v5", "unknown preset 'v5'"},
        {"--preset kimi-k3", "--preset kimi-k3: its activation is its own"},
@@ -110,6 +111,10 @@ TEST_F(BenchMegaGpu, RefusesByName) {
        {"--batches 0", "--batches 0: 1, or 2 in flight"},
        {"--batch-sms 8", "--batch-sms requires --batches"},
        {"--batches 2 --batch-sms 0", "--batch-sms 0: at least 1 is needed"},
+       {"--attention 50", "--attention requires --batches"},
+       {"--batches 1 --attention 50", "--attention 50: it stands before two batches in flight; give --batches 2"},
+       {"--batches 2 --attention 0", "--attention 0: at least 1 is needed"},
+       {"--batches 2 --attention 100001", "--attention 100001: at most 100000 us"},
        {"--trace-layer 1", "--trace"}}};
   for (const auto& [arguments, part] : cases) {
     const Ran ran = run_heddle(std::string("bench mega ") + arguments);
@@ -246,6 +251,33 @@ TEST_F(BenchMegaGpu, TwoBatchesInFlightHaveTheBitsOfTwoInARow) {
     EXPECT_EQ(two["as_one"]["tokens"], 2 * row["tokens"].get<int>());
     EXPECT_DOUBLE_EQ(once["over_in_a_row"].get<double>(),
                      once["median_us"].get<double>() / two["in_a_row"]["median_us"].get<double>());
+  }
+}
+
+// Every way, normal included, whose calls are no graph.
+TEST_F(BenchMegaGpu, TwoBatchesBehindAttentionHaveTheBitsOfTwoInARow) {
+  SKIP_WITHOUT_GPU();
+  const Json object = run(
+      "--experts-local 4 --tokens 20 --weights mxfp4 --way gather,normal,low_latency,elastic,one_sided --batches 2 --attention 40");
+  if (object.is_null()) return;
+  ASSERT_EQ(object["rows"].size(), 7u);
+  for (const Json& row : object["rows"]) {
+    if (row["way"] == "stream") continue;
+    SCOPED_TRACE(row["way"].get<std::string>());
+    ASSERT_EQ(row.count("two_batches"), 1u) << row;
+    const Json& two = row["two_batches"];
+    EXPECT_EQ(row["graph"], row["way"] != "normal");
+    EXPECT_EQ(two["graph"], row["graph"]);
+    EXPECT_EQ(two["attention"]["us"], 40);
+    EXPECT_GT(two["attention"]["alone"]["median_us"].get<double>(), 0.0);
+    for (const char* part : {"in_a_row", "at_once", "as_one"}) {
+      ASSERT_EQ(two[part].count("failed"), 0u) << part << ": " << two[part]["failed"];
+      ASSERT_EQ(two[part].count("wrong"), 0u) << part << ": " << two[part]["wrong"];
+      EXPECT_EQ(two[part]["samples_us"].size(), 3u) << part;
+    }
+    EXPECT_TRUE(two["at_once"]["equals_in_a_row"].get<bool>());
+    EXPECT_DOUBLE_EQ(two["at_once"]["gained_us"].get<double>(),
+                     two["in_a_row"]["median_us"].get<double>() - two["at_once"]["median_us"].get<double>());
   }
 }
 

@@ -107,6 +107,14 @@ void launch_work(int ctas, std::uint64_t steps, float* sink, cudaStream_t stream
   check_launch("launch of other work");
 }
 
+void launch_wide_work(int ctas, std::uint64_t steps, float* sink, cudaStream_t stream) {
+  constexpr int shared_bytes = 160 << 10;
+  check(cudaFuncSetAttribute(reinterpret_cast<const void*>(work_kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+        "shared memory of other work");
+  work_kernel<<<static_cast<unsigned>(ctas), 256, shared_bytes, stream>>>(steps, sink);
+  check_launch("launch of wide other work");
+}
+
 void fill_normal(bf16* values, std::size_t count, std::uint64_t seed, cudaStream_t stream) {
   fill_kernel<<<1024, 256, 0, stream>>>(values, count, seed);
   check_launch("launch of random values");

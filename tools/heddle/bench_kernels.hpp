@@ -27,6 +27,10 @@ void launch_pause(std::uint64_t nanoseconds, cudaStream_t stream);
 /// where it shares its SM. `sink`: a float that is never written.
 void launch_work(int ctas, std::uint64_t steps, float* sink, cudaStream_t stream);
 
+/// The same by CTAs with so much shared memory (160 KiB) that none of them, and no CTA of the library's products, has its SM beside
+/// another: as attention kernels are.
+void launch_wide_work(int ctas, std::uint64_t steps, float* sink, cudaStream_t stream);
+
 /// Normally distributed values.
 void fill_normal(bf16* values, std::size_t count, std::uint64_t seed, cudaStream_t stream);
 

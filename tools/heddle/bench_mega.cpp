@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "bench.hpp"
@@ -106,6 +107,12 @@ void add_longer(CLI::App& command, MegaArguments& a) {
           "half; mega and auto always half)")
       ->needs(batches)
       ->group(longer);
+  command
+      .add_option("--attention", a.attention,
+                  "of two batches: microseconds of work on all SMs that stand for attention before each one's layer")
+      ->needs(batches)
+      ->group(longer)
+      ->check(whole_number);
 }
 
 void add_how(CLI::App& command, MegaArguments& a) {
@@ -113,7 +120,8 @@ void add_how(CLI::App& command, MegaArguments& a) {
   command
       .add_option(
           "--way", a.ways,
-          "chains beside it: gather, low_latency, elastic, one_sided, or none; and auto, measured last, against the fastest of all")
+          "chains beside it: gather, normal (not as a graph), low_latency, elastic, one_sided, or none; and auto, measured last, "
+          "against the fastest of all")
       ->delimiter(',')
       ->group(how);
   command.add_option("--tuning", a.tuning, "what auto chooses by (heddle tune; default: the shipped table)")->group(how);
@@ -154,13 +162,22 @@ void set_sizes(const MegaArguments& a, LayerShape& shape, int ranks) {
   shape.topk = a.topk.value_or(shape.topk);
 }
 
+void check_attention(const MegaArguments& a) {
+  if (!a.attention) return;
+  constexpr int longest = 100'000;
+  if (a.batches != 2)
+    throw InputError(fmt::format("--attention {}: it stands before two batches in flight; give --batches 2", *a.attention));
+  at_least_one("--attention", {*a.attention});
+  if (*a.attention > longest) throw InputError(fmt::format("--attention {}: at most {} us a layer", *a.attention, longest));
+}
+
 }  // namespace
 
 void check_arguments(const MegaArguments& a) {
   for (const std::string& preset : a.presets) {
     for (const std::string& kind : a.weights) mega_shape(a, preset, value_of(fused_kinds, "--weights", kind), std::max(1, a.ranks));
   }
-  one_of("--way", a.ways, {"gather", "low_latency", "elastic", "one_sided", "auto", "none"});
+  one_of("--way", a.ways, {"gather", "normal", "low_latency", "elastic", "one_sided", "auto", "none"});
   one_of("--shared", a.shared, {"inside", "module", "extra", "none"});
   one_of("--combine", a.combines, {"slots", "fp8", "nvfp4", "add"});
   at_least_one("--tokens", a.tokens);
@@ -177,6 +194,12 @@ void check_arguments(const MegaArguments& a) {
     throw InputError(fmt::format("--seconds {}: more than 0 and at most {} a loop", seconds, longest));
   if (a.batches != 1 && a.batches != 2) throw InputError(fmt::format("--batches {}: 1, or 2 in flight", a.batches));
   if (a.batch_sms) at_least_one("--batch-sms", {*a.batch_sms});
+  check_attention(a);
+  if (a.power && std::find(a.ways.begin(), a.ways.end(), "normal") != a.ways.end()) {
+    throw InputError(
+        "--power with --way normal: long loops are replays of a graph, and its host waits for counts in every call, which no graph "
+        "can hold; leave one of the two");
+  }
   if (!(a.stream_tbps > 0) || !(a.tensor_pflops.value_or(1) > 0))
     throw InputError("--stream-tbps and --tensor-pflops are rates above 0");
 }

@@ -44,6 +44,7 @@ struct MegaArguments {
   std::optional<double> seconds;  ///< default: 5
   int batches = 1;                ///< 2: also two batches in flight
   std::optional<int> batch_sms;   ///< of a chain's exchange then; default: share_of_two's
+  std::optional<int> attention;   ///< before each batch's layer then, microseconds
 };
 
 /// One layer that is measured.

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "bench_attention.hpp"
 #include "bench_mega_bed.hpp"
 #include "bench_mega_outputs.hpp"
 
@@ -23,11 +24,12 @@ struct TwoPlan {
   ExchangeMemory memory;          ///< of a batch's heap
   ExchangeMemory memory_of_both;  ///< of one of double size
   int copies = 1;                 ///< of the layer, so that its weights are not in the L2
-  std::optional<int> exchange_sms;
+  std::optional<int> exchange_sms = {};
+  const AttentionStandIn* attention = nullptr;  ///< before each layer; null: none
   int replays = 1;
-  std::function<int(int copies)> calls;                ///< a replay
-  std::function<void(const std::string& what)> begin;  ///< told what is under way
-  std::function<void()> give_up;
+  std::function<int(int copies)> calls = {};                ///< a replay
+  std::function<void(const std::string& what)> begin = {};  ///< told what is under way
+  std::function<void()> give_up = {};
 };
 
 class TwoBatches {
@@ -44,7 +46,12 @@ class TwoBatches {
 
   Json in_a_row(MegaBed& bed, const TwoPlan& plan);
   Json at_once(const TwoPlan& plan);
+  Json beside(MegaBed& one, MegaBed& other, const TwoPlan& plan, int calls);
   Json as_one(const TwoPlan& plan);
+  /// The stand-in for attention, if any, of so many batches, on all GPUs.
+  void attend(const TwoPlan& plan, int batches, bool second_stream) const;
+  /// A replay of `work`, or with eager calls the same queued anew, and what it took a call.
+  Json timed(const TwoPlan& plan, bool is_eager, int calls, const std::function<void()>& work, const std::function<void()>& check);
   void poison();
   /// Of both batches, first of the first. Throws Error of kind check where some were not written or are not finite.
   std::vector<RankOutputs> outputs();
@@ -56,7 +63,7 @@ class TwoBatches {
   std::vector<RankOutputs> expected_;  ///< those of the two in a row; empty: there are none
 };
 
-/// A line of a table that says so.
+/// A line of a table that says so, what is gained by being at once included.
 std::string two_line(const nlohmann::ordered_json& two);
 /// What was wrong with the outputs; empty: nothing.
 std::string two_wrong(const nlohmann::ordered_json& two);

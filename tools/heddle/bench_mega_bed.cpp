@@ -127,6 +127,7 @@ MegaBed::MegaBed(Lanes& lanes, Batch& batch, const LayerSource& source, const La
     : lanes_(lanes),
       workspace_(batch.workspace(memory.heap_bytes(batch.ranks()))),
       step_{tokens, Phase::decode},
+      is_eager_(way.way == Way::normal),
       place_(place),
       seats_(seats_of(batch)) {
   const std::size_t before = free_memory(lanes);
@@ -170,15 +171,24 @@ void MegaBed::add_copy(const LayerSource& source, const LayerWay& way, int token
   layers_.push_back(std::move(copy));
 }
 
-void MegaBed::queue(std::size_t gpu, int call, const Seats& seats) {
-  cudaStream_t stream = place_.second_stream ? lanes_.second(gpu) : lanes_.stream(gpu);
-  layer(call, gpu).forward(seats.inputs[gpu], step_, seats.outputs[gpu], stream);
+void MegaBed::begin(int call, const Seats& seats) {
+  for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) layer(call, gpu).begin(seats.inputs[gpu], step_, stream(gpu));
+}
+
+void MegaBed::end(int call, const Seats& seats) {
+  for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) layer(call, gpu).end(seats.outputs[gpu], stream(gpu));
+}
+
+void MegaBed::queue(int call, const Seats& seats) {
+  begin(call, seats);
+  end(call, seats);
 }
 
 void MegaBed::call(int call, bool gated, const std::function<void()>& give_up) {
+  gated = gated && !is_eager_;
   if (gated) lanes_.close_gate();
   try {
-    for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) queue(gpu, call);
+    queue(call);
   } catch (...) {
     lanes_.open_gate();
     throw;

@@ -76,12 +76,17 @@ class MegaBed {
   int copies() const { return static_cast<int>(layers_.size()); }
   /// Of all copies, on the first GPU.
   std::size_t weight_bytes() const;
-  /// A call of copy `call` % copies, on one GPU.
-  void queue(std::size_t gpu, int call) { queue(gpu, call, seats_); }
+  /// Does the host wait for counts in every call, so that none can be captured?
+  bool is_eager() const { return is_eager_; }
+  /// A call of copy `call` % copies on all GPUs. It has begun on all before it ends on one, as an eager one must.
+  void queue(int call) { queue(call, seats_); }
   /// The same with another batch of as many tokens.
-  void queue_other(std::size_t gpu, int call, const Batch& batch) { queue(gpu, call, seats_of(batch)); }
+  void queue_other(int call, const Batch& batch) { queue(call, seats_of(batch)); }
+  // The same in two halves; an eager one waits in the second.
+  void begin(int call) { begin(call, seats_); }
+  void end(int call) { end(call, seats_); }
   /// A call of copy `call` % copies on all GPUs, not captured. Gated: queued whole before the GPUs may begin, so that their times
-  /// are not the host's. Throws what check throws.
+  /// are not the host's; not for eager calls. Throws what check throws.
   void call(int call, bool gated, const std::function<void()>& give_up);
   /// That the last call went, of way auto the one chosen.
   Way way() const { return layers_.front().front().way(); }
@@ -98,13 +103,17 @@ class MegaBed {
   };
 
   Seats seats_of(const Batch& batch) const;
-  void queue(std::size_t gpu, int call, const Seats& seats);
+  void queue(int call, const Seats& seats);
+  void begin(int call, const Seats& seats);
+  void end(int call, const Seats& seats);
+  cudaStream_t stream(std::size_t gpu) const { return place_.second_stream ? lanes_.second(gpu) : lanes_.stream(gpu); }
   void add_copy(const LayerSource& source, const LayerWay& way, int tokens, const ExchangeMemory& memory);
   DeviceLayer& layer(int call, std::size_t gpu) { return layers_[static_cast<std::size_t>(call) % layers_.size()][gpu]; }
 
   Lanes& lanes_;
   DeviceWorkspace& workspace_;
   Step step_;
+  bool is_eager_;
   BedPlace place_;
   Seats seats_;
   std::vector<std::vector<DeviceLayer>> layers_;  ///< [copies][GPUs]

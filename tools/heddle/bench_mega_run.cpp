@@ -81,16 +81,19 @@ void MegaRun::begin(const Size& size, const std::string& what) {
 }
 
 std::vector<double> MegaRun::time(const Size& size, const Variant& variant, MegaBed& bed, Json& entry) {
-  begin(size, variant.name + " in a graph");
+  begin(size, variant.name + (bed.is_eager() ? " call by call" : " in a graph"));
   const int calls = calls_of(bed.copies());
-  Replay replay(lanes_, [&] {
-    for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) {
-      for (int call = 0; call < calls; ++call) bed.queue(gpu, call);
-    }
-  });
+  const auto work = [&] {
+    for (int call = 0; call < calls; ++call) bed.queue(call);
+  };
   const auto check = [&] { bed.check(); };
-  std::vector<double> samples = replay.run(a_.replays, check, give_up_);
-  for (double& sample : samples) sample /= calls;
+  const auto a_call = [calls](std::vector<double> samples) {
+    for (double& sample : samples) sample /= calls;
+    return samples;
+  };
+  if (bed.is_eager()) return a_call(time_queued(lanes_, work, a_.replays, check, give_up_));
+  Replay replay(lanes_, work);
+  const std::vector<double> samples = a_call(replay.run(a_.replays, check, give_up_));
   if (power_ == nullptr) return samples;
   begin(size, variant.name + " in a long loop");
   entry["sustained"] =
@@ -100,7 +103,10 @@ std::vector<double> MegaRun::time(const Size& size, const Variant& variant, Mega
 
 void MegaRun::two_batches(const Size& size, const Variant& variant, std::unique_ptr<MegaBed> alone, Json& entry) {
   if (size.two == nullptr) return;
-  TwoPlan plan{size.source, variant.way, size.memory, size.memory_of_both, size.copies, a_.batch_sms, a_.replays, {}, {}, give_up_};
+  TwoPlan plan{size.source, variant.way, size.memory, size.memory_of_both, size.copies, a_.batch_sms};
+  plan.attention = attention_.get();
+  plan.replays = a_.replays;
+  plan.give_up = give_up_;
   plan.calls = [this](int copies) { return calls_of(copies); };
   plan.begin = [&](const std::string& what) { begin(size, variant.name + ", " + what); };
   entry["two_batches"] = size.two->compare(std::move(alone), plan);
@@ -165,9 +171,10 @@ void MegaRun::measure(Size& size, const Variant& variant, Json& entry) {
   if (outputs.empty()) return;
   if (variant.way.way == Way::low_latency) size.expected = outputs;
   add_copies(size, bed->copies(), entry);
+  entry["graph"] = !bed->is_eager();
   size.batch.poison_outputs();
   const std::vector<double> samples = time(size, variant, *bed, entry);
-  if (right(size, variant, entry, ", in a graph").empty()) return;
+  if (right(size, variant, entry, bed->is_eager() ? ", in timed calls" : ", in a graph").empty()) return;
   begin(size, "the parts of " + name);
   if (!variant.is_fused()) add_parts(*bed, entry);
   two_batches(size, variant, std::move(bed), entry);
@@ -309,6 +316,12 @@ void MegaRun::size(const MegaShape& shape, const LayerSource& drawn, int tokens)
   stream(size);
   if (!awake_) machine_ = machine_of(lanes_);  // once GPUs are awake, for their clocks
   awake_ = true;
+  if (a_.attention && attention_ == nullptr) {
+    under_way_ = "the stand-in for attention";
+    attention_ = std::make_unique<AttentionStandIn>(lanes_, *a_.attention, give_up_);
+    print_line(fmt::format("attention: work of {} us on all SMs, alone {:.2f} us", *a_.attention,
+                           attention_->json()["alone"]["median_us"].get<double>()));
+  }
   for (const std::string& name : a_.ways) {
     if (name != "none" && name != "auto") chain(size, name, {own_ways.at(name)});
   }

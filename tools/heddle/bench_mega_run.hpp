@@ -101,7 +101,8 @@ class MegaRun {
   Lanes& lanes_;
   std::function<void()> save_, give_up_;
   std::string under_way_;
-  std::unique_ptr<PowerLoops> power_;  ///< null: not wanted
+  std::unique_ptr<PowerLoops> power_;            ///< null: not wanted
+  std::unique_ptr<AttentionStandIn> attention_;  ///< null: not wanted, or not made yet
   bool awake_ = false;
   int wrong_ = 0;
   int fused_ = 0;        ///< configurations of the fused layer that were measured or found wrong

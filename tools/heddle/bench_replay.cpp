@@ -216,6 +216,77 @@ std::vector<double> Replay::run(int replays, const std::function<void()>& check_
   return samples;
 }
 
+namespace {
+
+/// Around all that is queued on both streams of every GPU between begin and end.
+class Span {
+ public:
+  explicit Span(const Lanes& lanes) : lanes_(lanes) {
+    for (std::size_t gpu = 0; gpu < lanes.gpus(); ++gpu) {
+      const cuda::DeviceScope scope(lanes.device(gpu));
+      for (std::vector<cudaEvent_t>* events : {&begins_, &ends_, &joins_}) {
+        cudaEvent_t event = nullptr;
+        check(cudaEventCreate(&event), "event");
+        events->push_back(event);
+      }
+    }
+  }
+  ~Span() {
+    for (const auto* events : {&begins_, &ends_, &joins_}) {
+      for (cudaEvent_t event : *events) cudaEventDestroy(event);
+    }
+  }
+  Span(const Span&) = delete;
+  Span& operator=(const Span&) = delete;
+
+  void begin() {
+    for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) {
+      const cuda::DeviceScope scope(lanes_.device(gpu));
+      check(cudaEventRecord(begins_[gpu], lanes_.stream(gpu)), "event");
+      check(cudaStreamWaitEvent(lanes_.second(gpu), begins_[gpu]), "fork");
+    }
+  }
+  void end() {
+    for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) {
+      const cuda::DeviceScope scope(lanes_.device(gpu));
+      check(cudaEventRecord(joins_[gpu], lanes_.second(gpu)), "join");
+      check(cudaStreamWaitEvent(lanes_.stream(gpu), joins_[gpu]), "join");
+      check(cudaEventRecord(ends_[gpu], lanes_.stream(gpu)), "event");
+    }
+  }
+  /// Once all streams are at rest.
+  double slowest_us() const {
+    double slowest = 0;
+    for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) {
+      float milliseconds = 0;
+      check(cudaEventElapsedTime(&milliseconds, begins_[gpu], ends_[gpu]), "event");
+      slowest = std::max(slowest, 1e3 * static_cast<double>(milliseconds));
+    }
+    return slowest;
+  }
+
+ private:
+  const Lanes& lanes_;
+  std::vector<cudaEvent_t> begins_, ends_, joins_;
+};
+
+}  // namespace
+
+std::vector<double> time_queued(Lanes& lanes, const std::function<void()>& work, int rounds,
+                                const std::function<void()>& check_calls, const std::function<void()>& give_up) {
+  Span span(lanes);
+  std::vector<double> samples;
+  for (int round = -3; round < rounds; ++round) {
+    span.begin();
+    work();
+    span.end();
+    lanes.settle(give_up);
+    check_calls();
+    if (round >= 0) samples.push_back(span.slowest_us());
+  }
+  return samples;
+}
+
 Sustained Replay::sustain(double seconds, int together, const std::function<void()>& check_calls,
                           const std::function<void()>& give_up) {
   Sustained all;

@@ -107,4 +107,10 @@ class Replay {
   std::vector<cudaEvent_t> begins_, ends_, forks_, joins_;
 };
 
+/// Microseconds on the slowest GPU of what `work` queues on the lanes' streams, first and second ones, queued anew each time: for
+/// calls in which the host waits, which no graph can hold. Its waiting is part of the time. The first rounds only warm up. `check`
+/// and `give_up` as Replay's.
+std::vector<double> time_queued(Lanes& lanes, const std::function<void()>& work, int rounds, const std::function<void()>& check,
+                                const std::function<void()>& give_up = {});
+
 }  // namespace heddle::tool

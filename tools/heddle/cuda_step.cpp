@@ -28,15 +28,15 @@ StepRun::StepRun(const StepArguments& a, const MegaArguments& layer, Lanes& lane
       layers_(layers_of(a)),
       shape_(mega_shape(layer, layer.presets.front(), value_of(fused_kinds, "--weights", layer.weights.front()), layer.ranks)) {}
 
-std::vector<double> StepRun::replay(int gap, const std::function<void(std::size_t, int)>& layer, const std::function<void()>& check,
+std::vector<double> StepRun::replay(int gap, const std::function<void(int)>& layer, const std::function<void()>& check,
                                     int* kernels) {
   Replay step(lanes_, [&] {
-    for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) {
-      const cuda::DeviceScope scope(lanes_.device(gpu));
-      for (int i = 0; i < layers_; ++i) {
-        if (gap > 0) launch_pause(std::uint64_t{1000} * static_cast<std::uint64_t>(gap), lanes_.stream(gpu));
-        layer(gpu, i);
+    for (int i = 0; i < layers_; ++i) {
+      for (std::size_t gpu = 0; gap > 0 && gpu < lanes_.gpus(); ++gpu) {
+        const cuda::DeviceScope scope(lanes_.device(gpu));
+        launch_pause(std::uint64_t{1000} * static_cast<std::uint64_t>(gap), lanes_.stream(gpu));
       }
+      layer(i);
     }
   });
   if (kernels != nullptr) *kernels = step.kernels(0);
@@ -50,7 +50,7 @@ const std::vector<double>& StepRun::gaps_alone(int microseconds) {
     samples.assign(static_cast<std::size_t>(a_.replays), 0.0);
   } else {
     samples = replay(
-        microseconds, [](std::size_t, int) {}, [] {}, nullptr);
+        microseconds, [](int) {}, [] {}, nullptr);
   }
   return samples;
 }
@@ -58,7 +58,7 @@ const std::vector<double>& StepRun::gaps_alone(int microseconds) {
 void StepRun::gap(MegaBed& bed, const Json& line, int microseconds) {
   int kernels = 0;
   const std::vector<double> steps = replay(
-      microseconds, [&](std::size_t gpu, int layer) { bed.queue(gpu, layer); }, [&] { bed.check(); }, &kernels);
+      microseconds, [&](int layer) { bed.queue(layer); }, [&] { bed.check(); }, &kernels);
   Json entry = step_entry(line, {steps, gaps_alone(microseconds)}, layers_);
   entry["distinct_layers"] = bed.copies();
   entry["kernels_a_layer"] = static_cast<double>(kernels) / layers_ - (microseconds > 0 ? 1 : 0);

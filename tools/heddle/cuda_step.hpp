@@ -32,8 +32,8 @@ class StepRun {
   void gap(MegaBed& bed, const Json& line, int microseconds);
   /// Gaps of a step by themselves.
   const std::vector<double>& gaps_alone(int microseconds);
-  std::vector<double> replay(int gap, const std::function<void(std::size_t gpu, int layer)>& layer,
-                             const std::function<void()>& check, int* kernels);
+  std::vector<double> replay(int gap, const std::function<void(int layer)>& layer, const std::function<void()>& check,
+                             int* kernels);
 
   const StepArguments& a_;
   const MegaArguments& layer_;
