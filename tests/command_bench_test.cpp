@@ -44,6 +44,29 @@ TEST_F(BenchStepCommand, SaysWhatIsMissing) {
   expect_error(2, step + " --engine cuda --wire bf16", "--wire");
 }
 
+class BenchBalanceCommand : public CommandTest {};
+
+TEST_F(BenchBalanceCommand, SaysWhatIsMissing) {
+  const std::string cuda = "bench balance --preset deepseek-v4-flash --hidden 128 --intermediate 64 --experts 8 --engine cuda";
+  const std::string ranks = cuda + " --ranks 2";
+  expect_error(2, "bench balance --preset deepseek-v4-flash --ranks 2", "--engine cuda");
+  expect_error(2, cuda, "--ranks N");
+  expect_error(2, cuda + " --ranks 1", "one rank has all rows");
+  expect_error(2, ranks + " --tokens 4", "--sizes");
+  expect_error(2, ranks + " --sizes 9000", "--sizes 9000: 1 to 8192");
+  expect_error(2, ranks + " --way nonsense", "nonsense");
+  expect_error(2, ranks + " --extra 0", "--extra 0: 1 to 1024");
+  expect_error(2, ranks + " --changes 0", "--changes 0");
+  expect_error(2, ranks + " --calls 15", "--calls 15: 16 to 1000");
+  expect_error(2, ranks + " --calls 40 --calls-ahead 20", "--calls 40: 48 to 1000");
+  expect_error(2, ranks + " --calls-ahead -1", "--calls-ahead -1");
+  expect_error(2, ranks + " --copy-mb 0", "--copy-mb 0");
+  expect_error(2, ranks + " --copy-mb much", "not a whole number");
+  expect_error(2, ranks + " --staged 0", "--staged 0");
+  expect_error(2, ranks + " --wire bf16", "--wire");
+  expect_error(2, ranks + " --workers 3", "--workers");
+}
+
 class BenchCommand : public CommandTest {};
 
 /// A build without CUDA says so; one with it reads the flags.

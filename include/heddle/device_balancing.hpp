@@ -65,6 +65,12 @@ struct DeviceBalancingOptions {
   std::optional<int> staged_experts;
 };
 
+/// What a GPU has sent to ranks, its own included.
+struct DeviceSent {
+  std::uint64_t bytes = 0;
+  double seconds = 0;  ///< in which copies of its were under way, beside calls
+};
+
 /// A layer on all GPUs of a process whose experts may have copies and change places between calls, without a stop: BalancedLayer
 /// for DeviceLayer, of any way, with the same decisions and the same bits. Ids that come in are those of logical experts.
 ///
@@ -118,6 +124,8 @@ class DeviceBalancedLayer {
   /// On one GPU, of physical experts: for its reports.
   const DeviceLayer& layer(std::size_t gpu) const;
   std::size_t staging_bytes() const;  ///< of each rank, in its GPU's memory
+  /// Of one GPU since the layer was made; seconds of copies that have ended.
+  DeviceSent sent(std::size_t gpu);
 
   /// After a fault, behind DeviceWorkspace::reset, by all processes that go on: as BalancedLayer's.
   void reset();

@@ -227,6 +227,7 @@ void DeviceBalancedLayer::throw_if_failed() {
 
 const DeviceLayer& DeviceBalancedLayer::layer(std::size_t gpu) const { return impl_->layers[impl_->checked(gpu)]; }
 std::size_t DeviceBalancedLayer::staging_bytes() const { return impl_->moves->staging_bytes(); }
+DeviceSent DeviceBalancedLayer::sent(std::size_t gpu) { return impl_->moves->sent(impl_->checked(gpu)); }
 
 void DeviceBalancedLayer::reset() {
   impl_->streams = impl_->moves->streams();  // nothing of a call is under way

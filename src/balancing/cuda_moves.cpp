@@ -32,6 +32,12 @@ DeviceMoves::~DeviceMoves() {
   for (const Gpu& gpu : gpus_) cudaStreamSynchronize(gpu.stream);
 }
 
+void DeviceMoves::Gpu::take_time() {
+  if (!is_timing || !sent.has_happened()) return;
+  total.seconds += began.seconds_until(sent);
+  is_timing = false;
+}
+
 bool DeviceMoves::lives_here(int rank) const { return workspace_.process_of(rank) == workspace_.impl().map.process; }
 
 auto DeviceMoves::cell(std::size_t gpu, int rank, int place) const -> Cell {
@@ -81,15 +87,26 @@ std::uint64_t DeviceMoves::copy_some(std::size_t bytes) {
     Gpu& here = gpus_[gpu];
     if (here.copies.is_complete() || !here.sent.has_happened()) continue;
     const cuda::DeviceScope scope(workspace_.device(gpu));
-    copied += here.copies.advance(
-        bytes, [&](std::size_t i, std::size_t offset, std::size_t count) { send(gpu, here.departures[i], offset, count); });
+    here.take_time();
+    here.began.record(here.stream);
+    const std::uint64_t count = here.copies.advance(
+        bytes, [&](std::size_t i, std::size_t offset, std::size_t part) { send(gpu, here.departures[i], offset, part); });
     here.sent.record(here.stream);
+    here.is_timing = true;
+    here.total.bytes += count;
+    copied += count;
   }
   return copied;
 }
 
 bool DeviceMoves::has_copied_all() const {
   return std::ranges::all_of(gpus_, [](const Gpu& gpu) { return gpu.copies.is_complete() && gpu.sent.has_happened(); });
+}
+
+DeviceSent DeviceMoves::sent(std::size_t gpu) {
+  const cuda::DeviceScope scope(workspace_.device(gpu));
+  gpus_[gpu].take_time();
+  return gpus_[gpu].total;
 }
 
 std::int64_t DeviceMoves::put_in_place(std::span<const DeviceStream> streams) {

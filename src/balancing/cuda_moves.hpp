@@ -11,6 +11,7 @@
 #include "balancing/migration.hpp"
 #include "experts/sm90/cuda_stage.hpp"
 #include "group/cuda_heap.hpp"
+#include "heddle/device_balancing.hpp"
 #include "heddle/device_layer.hpp"
 #include "layer/cuda_shared_expert.hpp"
 
@@ -37,6 +38,7 @@ class DeviceMoves {
   /// Beside the calls', one a GPU.
   std::vector<DeviceStream> streams() const;
   int most_arrivals() const { return most_arrivals_; }
+  DeviceSent sent(std::size_t gpu);
   std::size_t staging_bytes() const { return static_cast<std::size_t>(most_arrivals_) * cell_bytes_; }
 
  private:
@@ -54,7 +56,12 @@ class DeviceMoves {
     std::vector<Departure> departures;
     CellCopies copies{0, 1};  ///< of the departures
     sm90::loading::OwnStream stream;
-    DeviceEvent sent{false}, placed{false};
+    DeviceEvent began{true}, sent{true}, placed{false};  ///< the first two: around copies that go together
+    bool is_timing = false;                              ///< such copies, of which the time is not in `total` yet
+    DeviceSent total;
+
+    /// Takes the time of the last copies if they have ended.
+    void take_time();
   };
   Cell cell(std::size_t gpu, int rank, int place) const;
   std::byte* staged(std::size_t gpu, int rank, std::size_t arrival) const;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "balance.hpp"
 #include "gpu_job.hpp"
 #include "json_file.hpp"
 #include "recovery.hpp"
@@ -26,6 +27,20 @@ void add_bench_step(CLI::App& bench, int& status) {
   });
 }
 
+void add_bench_balance(CLI::App& bench, int& status) {
+  auto a = std::make_shared<BalanceArguments>();
+  auto* command = bench.add_subcommand(
+      "balance",
+      "a layer whose placement follows uneven load, on GPUs: calls before, during and after a change, and what it takes");
+  add_balance_flags(*command, *a);
+  command->callback([a, &status] {
+    const auto save = [&](const nlohmann::ordered_json& json) {
+      if (!a->json.empty()) write_json(a->json, json);
+    };
+    save(measure_balance(*a, save, status));
+  });
+}
+
 void add_bench_recovery(CLI::App& bench) {
   auto a = std::make_shared<RecoveryArguments>();
   auto* command = bench.add_subcommand("recovery", "ranks are killed and replaced: what an interruption takes, part by part");
@@ -43,6 +58,7 @@ void add_bench(CLI::App& app, int& status) {
   command->require_subcommand(1);
   add_bench_all(*command);
   add_bench_step(*command, status);
+  add_bench_balance(*command, status);
   add_bench_recovery(*command);
 #ifdef HEDDLE_CUDA
   add_bench_exchange(*command);

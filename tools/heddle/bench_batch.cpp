@@ -111,6 +111,15 @@ DeviceWorkspace& Batch::workspace(std::size_t bytes) {
   return *workspace_;
 }
 
+void Batch::set_routing(const BatchRouting& routing) {
+  routing_ = routing;
+  for (std::size_t rank = 0; rank < seats_.size(); ++rank) {
+    const Routing& own = routing_.ranks[rank];
+    seats_[rank].ids->write(own.ids.data(), own.ids.size() * sizeof(std::int32_t));
+    seats_[rank].weights->write(own.weights.data(), own.weights.size() * sizeof(float));
+  }
+}
+
 void Batch::set_tokens(int tokens) {
   for (const Seat& seat : seats_) seat.tokens->write(&tokens, sizeof tokens);
 }

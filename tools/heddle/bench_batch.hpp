@@ -38,6 +38,8 @@ class Batch {
   /// A workspace of at least so many bytes a rank, one at a time: made anew when it must grow, so no exchange may be left then.
   DeviceWorkspace& workspace(std::size_t bytes);
 
+  /// Another routing of the same numbers, while the GPUs are at rest.
+  void set_routing(const BatchRouting& routing);
   /// How many tokens each rank brings from now on.
   void set_tokens(int tokens);
   DeviceInput input(int rank) const;

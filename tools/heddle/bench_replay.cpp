@@ -145,6 +145,10 @@ Captured captured(const Lanes& lanes, StreamOf stream, const std::function<void(
 
 }  // namespace
 
+std::vector<Graph> captured_graphs(const Lanes& lanes, const std::function<void()>& work) {
+  return captured(lanes, &Lanes::stream, work).graphs;
+}
+
 Replay::Replay(Lanes& lanes, const std::function<void()>& work, const std::function<void()>& beside) : lanes_(lanes) {
   Captured own = captured(lanes, &Lanes::stream, work);
   graphs_ = std::move(own.graphs);

@@ -69,6 +69,9 @@ struct DestroyGraph {
 };
 using Graph = std::unique_ptr<CUgraphExec_st, DestroyGraph>;
 
+/// What `work` queues on the lanes' first streams, as a graph a GPU.
+std::vector<Graph> captured_graphs(const Lanes& lanes, const std::function<void()>& work);
+
 /// Replays for some time.
 struct Sustained {
   std::vector<double>

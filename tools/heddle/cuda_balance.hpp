@@ -1,0 +1,106 @@
+// heddle bench balance on GPUs: a layer that follows the load, its calls replayed with events between them.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "balance.hpp"
+#include "bench_mega.hpp"
+#include "bench_mega_bed.hpp"
+#include "bench_mega_outputs.hpp"
+#include "bench_run.hpp"
+#include "heddle/device_balancing.hpp"
+
+namespace heddle::tool {
+
+/// Points on the lanes' first streams, as many as there are calls, to measure between.
+class CallMarks {
+ public:
+  explicit CallMarks(const Lanes& lanes) : lanes_(lanes) {}
+  ~CallMarks();
+  CallMarks(const CallMarks&) = delete;
+  CallMarks& operator=(const CallMarks&) = delete;
+
+  /// On all GPUs.
+  void mark();
+  /// Once they have been passed: microseconds from one to another, on the GPU where it took longest.
+  double between(std::size_t from, std::size_t to) const;
+
+ private:
+  const Lanes& lanes_;
+  std::vector<std::vector<cudaEvent_t>> events_;  ///< [marks][GPUs]
+  std::size_t used_ = 0;
+};
+
+/// A layer of one way and what drives it, call by call.
+class BalanceBed {
+ public:
+  BalanceBed(Lanes& lanes, Batch& batch, const LayerSource& source, const BalanceArguments& a, Way way, int tokens);
+  ~BalanceBed();
+  BalanceBed(const BalanceBed&) = delete;
+  BalanceBed& operator=(const BalanceBed&) = delete;
+
+  DeviceBalancedLayer& layer() { return *layer_; }
+  bool is_eager() const { return graphs_.empty(); }
+  /// Queues a call on all GPUs, and what follows it.
+  void call();
+  /// Calls until the placement has changed, `behind` more have passed and another look has found nothing to change; or until two
+  /// looks have not led to a change. Ends where a look begins to count. `marks`: before and behind each call. Times follow by
+  /// take_times.
+  std::vector<BalanceCall> calls_of_a_load(CallMarks& marks, int behind);
+  /// Once the GPUs are at rest.
+  static void take_times(const CallMarks& marks, std::span<BalanceCall> calls);
+
+ private:
+  void queue();
+  void launch();
+  BalanceCall call(CallMarks& marks);
+
+  Lanes& lanes_;
+  Step step_;
+  int every_;
+  std::vector<std::vector<DeviceInput>> inputs_;  ///< a GPU
+  std::vector<std::vector<bf16*>> outputs_;
+  std::vector<DeviceStream> streams_;
+  std::unique_ptr<DeviceBalancedLayer> layer_;
+  std::vector<Graph> graphs_;  ///< a GPU; none where the host waits in a call
+};
+
+class BalanceRun {
+ public:
+  /// `layer`: what the flags ask for, and the lanes' ranks and GPUs.
+  BalanceRun(const BalanceArguments& a, const MegaArguments& layer, Lanes& lanes);
+
+  /// Throws Error if something went wrong on the GPUs. What does not fit, or gives wrong outputs, is reported in its place. `save`
+  /// is called now and then; `give_up` when a GPU does not come to an end, and does not return.
+  void all(const std::function<void()>& save, const std::function<void()>& give_up);
+  /// What has been measured so far, with its provenance.
+  Json json() const;
+  int wrong() const { return wrong_; }                         ///< changes behind which outputs were wrong
+  const std::string& under_way() const { return under_way_; }  ///< what is being measured
+
+ private:
+  void way(const std::string& name, const LayerSource& drawn, int tokens);
+  void load(BalanceBed& bed, Batch& batch, const BatchRouting& routing, Json line, int tokens);
+  /// The routing of load number `load`, from 0.
+  BatchRouting routing(int load, int tokens) const;
+  RankRows rows_of(const ReplicaMap& map, const BatchRouting& routing, int tokens) const;
+  /// Of a call more.
+  RankOutputs fresh_outputs(BalanceBed& bed, Batch& batch, int tokens) const;
+  /// Of a call more; empty: they are as they were, as far as the way promises.
+  std::string wrong_outputs(BalanceBed& bed, Batch& batch, const RankOutputs& expected, int tokens, Way way) const;
+
+  const BalanceArguments& a_;
+  const MegaArguments& layer_;
+  Lanes& lanes_;
+  MegaShape shape_;
+  std::function<void()> give_up_;
+  std::string under_way_;
+  int wrong_ = 0;
+  Json machine_, rows_ = Json::array();
+};
+
+}  // namespace heddle::tool
