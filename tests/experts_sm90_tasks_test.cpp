@@ -129,11 +129,13 @@ TEST(Tasks, TheSmallestTileThatCovers) {
       const int tokens = tile_tokens(rows, most);
       EXPECT_GE(tokens, rows);
       EXPECT_LE(tokens, most);
-      EXPECT_TRUE(tokens == 8 || tokens == 16 || tokens % 32 == 0);
+      EXPECT_EQ(tokens % (most == 32 ? 8 : 32), 0);
+      EXPECT_LT(tokens - rows, most == 32 ? 8 : 32);
     }
   }
   EXPECT_EQ(tile_tokens(8, 32), 8);
   EXPECT_EQ(tile_tokens(9, 32), 16);
+  EXPECT_EQ(tile_tokens(17, 32), 24);
   EXPECT_EQ(tile_tokens(3, 128), 32);
   EXPECT_EQ(tile_tokens(97, 128), 128);
 }

@@ -125,6 +125,12 @@ __device__ __forceinline__ void with_tile(int rows, const Work& work, const AnyT
     } else if (wanted <= 16) {
       work.template run<16>(task);
     } else {
+      if constexpr (is_plain<Shape>()) {  // as common as the others; elsewhere code is worth more than speed
+        if (wanted <= 24) {
+          work.template run<24>(task);
+          return;
+        }
+      }
       work.template run<32>(task);
     }
   } else {

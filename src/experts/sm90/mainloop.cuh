@@ -279,10 +279,11 @@ class MainLoop {
   __device__ __forceinline__ void promote_by(const Partial& partial, int group, const RowPair& weight,
                                              float (&total)[tokens / 2]) const {
     constexpr int eights = tokens < 32 ? tokens / 8 : 4;  // tokens whose scales a thread loads at once
+    constexpr int loaded = eights == 3 ? 4 : eights;      // in words, and three are not one load
     const int begin = static_cast<int>(threadIdx.x) % 4 * 8;
 #pragma unroll
     for (int first = 0; first < tokens / 8; first += eights) {
-      float scales[2 * eights];
+      float scales[2 * loaded];
       load_factors<factors>(shared_.scales[at_.rows.stage] + group * Shape::most_tokens, begin + 8 * first, scales);
 #pragma unroll
       for (int i = 0; i < 2 * eights; ++i) {

@@ -8,6 +8,7 @@
 #include <cute/arch/mma_sm90_gmma.hpp>
 
 #include "experts/sm90/tile.hpp"
+#include "experts/sm90/twenty_four_tokens.cuh"
 
 namespace heddle::sm90 {
 
@@ -20,6 +21,8 @@ template <>
 struct Instruction<Operand::e4m3, 8> : gmma::MMA_64x8x32_F32E4M3E4M3_RS_TN<> {};
 template <>
 struct Instruction<Operand::e4m3, 16> : gmma::MMA_64x16x32_F32E4M3E4M3_RS_TN<> {};
+template <>
+struct Instruction<Operand::e4m3, 24> : TwentyFourTokens {};
 template <>
 struct Instruction<Operand::e4m3, 32> : gmma::MMA_64x32x32_F32E4M3E4M3_RS_TN<> {};
 template <>
