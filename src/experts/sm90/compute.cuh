@@ -114,34 +114,19 @@ struct ProductMath {
   }
 };
 
+template <int first, int... others, class Work, class AnyTask>
+__device__ __forceinline__ void with_tile_of(TileSizes<first, others...>, int rows, const Work& work, const AnyTask& task) {
+  if constexpr (sizeof...(others) > 0) {
+    if (rows > first) return with_tile_of(TileSizes<others...>{}, rows, work, task);
+  }
+  work.template run<first>(task);
+}
+
 /// Calls work.run<tokens>(task) for the smallest tile that covers the task's rows. All of it is inlined: products must not cross a
 /// call.
 template <class Shape, class Work, class AnyTask>
 __device__ __forceinline__ void with_tile(int rows, const Work& work, const AnyTask& task) {
-  const int wanted = tile_tokens(rows, Shape::most_tokens);
-  if constexpr (Shape::most_tokens <= 32) {
-    if (wanted <= 8) {
-      work.template run<8>(task);
-    } else if (wanted <= 16) {
-      work.template run<16>(task);
-    } else {
-      if constexpr (is_plain<Shape>()) {  // as common as the others; elsewhere code is worth more than speed
-        if (wanted <= 24) {
-          work.template run<24>(task);
-          return;
-        }
-      }
-      work.template run<32>(task);
-    }
-  } else {
-    if (wanted <= 32) {
-      work.template run<32>(task);
-    } else if (wanted <= 64) {
-      work.template run<64>(task);
-    } else {
-      work.template run<Shape::most_tokens>(task);
-    }
-  }
+  with_tile_of(typename TilesOf<Shape::most_tokens, is_plain<Shape>()>::Sizes{}, rows, work, task);
 }
 
 /// A math warpgroup: every task of this CTA.

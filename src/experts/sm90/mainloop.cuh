@@ -106,7 +106,11 @@ class MainLoop {
   static constexpr bool changes_by_step =
       weight_scale(Shape::kind) == WeightScale::by_block || weight_scale(Shape::kind) == WeightScale::by_step;
   static constexpr bool widens = is_widened(Shape::kind);
-  using Partial = float[tokens / 2];
+  /// Instructions' tokens: large tiles are multiplied in pieces, one behind the other, so that only the sums take registers for
+  /// all.
+  static constexpr int pieces = Shape::parts == 1 && tokens > 48 ? 2 : 1;
+  static constexpr int piece_tokens = tokens / pieces;
+  using Partial = float[piece_tokens / 2];
   using Chunk = ChunkView<Shape>;
   /// A second set of weight registers lets products run while the next slab is widened. Where there is nothing to widen, or no
   /// room for it, the products of one warpgroup run while another one loads.
@@ -166,11 +170,16 @@ class MainLoop {
       std::uint32_t(&following)[slab_registers] = item % 2 == 0 ? b : a;
       const int slab = item / Shape::parts;
       const RowPair weight = step_weight(slab);
-      start(partial, current, item % Shape::parts);
-      prepare(following, item + 1, more);
-      if constexpr (widens) hold(following);  // now, while the products run, not when they are waited for
-      finish(partial);
-      if (item % Shape::parts == Shape::parts - 1) promote<factors>(partial, 0, weight, sums.slab[slab]);
+#pragma unroll
+      for (int piece = 0; piece < pieces; ++piece) {
+        start(partial, current, item % Shape::parts, piece);
+        if (piece == 0) {
+          prepare(following, item + 1, more);
+          if constexpr (widens) hold(following);  // now, while the products run, not when they are waited for
+        }
+        finish(partial);
+        if (item % Shape::parts == Shape::parts - 1) promote<factors>(partial, 0, piece, weight, sums.slab[slab]);
+      }
     }
     leave_rows();
   }
@@ -200,10 +209,11 @@ class MainLoop {
       std::uint32_t a[slab_registers];
       load(a, item);
       const RowPair weight = step_weight(slab);
-      start(partial, a, item % Shape::parts);
+      static_assert(overlapped || pieces == 1);
+      start(partial, a, item % Shape::parts, 0);
       if (item == items - 1) leave_weights();  // the products have begun, so all loads have arrived
       finish(partial);
-      if (item % Shape::parts == Shape::parts - 1) promote<factors>(partial, 0, weight, sums.slab[slab]);
+      if (item % Shape::parts == Shape::parts - 1) promote<factors>(partial, 0, 0, weight, sums.slab[slab]);
     }
     leave_rows();
   }
@@ -222,15 +232,17 @@ class MainLoop {
       load(a, item);
       const RowPair weight = step_weight(slab);
 #pragma unroll
-      for (int group = 0; group < groups_a_panel; ++group) {
+      for (int index = 0; index < groups_a_panel * pieces; ++index) {
+        const int group = index / pieces;
+        const int piece = index % pieces;
         begin(partial, a);
 #pragma unroll
         for (int which = 0; which < Shape::parts; ++which) {
-          multiply_part<Shape::operand, tokens>(partial, a, group * Shape::parts + which, panel(part), which == 0);
+          multiply_part<Shape::operand, piece_tokens>(partial, a, group * Shape::parts + which, panel(part, piece), which == 0);
         }
         cute::warpgroup_commit_batch();
         finish(partial);
-        promote<TokenFactors::floats>(partial, part * groups_a_panel + group, weight, sums.slab[slab]);
+        promote<TokenFactors::floats>(partial, part * groups_a_panel + group, piece, weight, sums.slab[slab]);
       }
     }
     leave_weights();
@@ -238,19 +250,19 @@ class MainLoop {
   }
 
   __device__ bool steps() const { return !is_plain<Shape>() && plan_.step_exponents; }
-  __device__ std::uint64_t panel(int part) const {
-    return panel_descriptor(shared_.rows[at_.rows.stage] + part * Shape::most_tokens * panel_bytes);
+  __device__ std::uint64_t panel(int part, int piece) const {
+    return panel_descriptor(shared_.rows[at_.rows.stage] + (part * Shape::most_tokens + piece * piece_tokens) * panel_bytes);
   }
   __device__ static void begin(Partial& partial, std::uint32_t (&a)[slab_registers]) {
     hold(partial);
     hold(a);
     cute::warpgroup_arrive();
   }
-  __device__ void start(Partial& partial, std::uint32_t (&a)[slab_registers], int part) {
+  __device__ void start(Partial& partial, std::uint32_t (&a)[slab_registers], int part, int piece) {
     begin(partial, a);
 #pragma unroll
     for (int which = 0; which < instructions_a_panel; ++which) {
-      multiply_part<Shape::operand, tokens>(partial, a, which, panel(part), part == 0 && which == 0);
+      multiply_part<Shape::operand, piece_tokens>(partial, a, which, panel(part, piece), part == 0 && which == 0);
     }
     cute::warpgroup_commit_batch();
   }
@@ -259,34 +271,35 @@ class MainLoop {
     hold(partial);
   }
 
-  /// total = fmaf(partial, token scale x weight scale, total), with the token scales of group `group` of the stage.
+  /// total = fmaf(partial, token scale x weight scale, total) for the piece's tokens, with the token scales of group `group` of the
+  /// stage.
   template <TokenFactors factors>
-  __device__ __forceinline__ void promote(const Partial& partial, int group, const RowPair& weight,
+  __device__ __forceinline__ void promote(const Partial& partial, int group, int piece, const RowPair& weight,
                                           float (&total)[tokens / 2]) const {
+    const int place = group * Shape::most_tokens + piece * piece_tokens;
+    float* sums = total + piece * (piece_tokens / 2);
     if constexpr (weight_scale(Shape::kind) == WeightScale::by_step) {
       if (steps()) {
-        promote_by<factors, true>(partial, group, weight, total);
+        promote_by<factors, true>(partial, place, weight, sums);
       } else {
-        promote_by<factors, false>(partial, group, weight, total);
+        promote_by<factors, false>(partial, place, weight, sums);
       }
     } else {
       constexpr bool weighted = changes_by_step || weight_scale(Shape::kind) == WeightScale::constant;
-      promote_by<factors, weighted>(partial, group, weight, total);
+      promote_by<factors, weighted>(partial, place, weight, sums);
     }
   }
 
   template <TokenFactors factors, bool weighted>
-  __device__ __forceinline__ void promote_by(const Partial& partial, int group, const RowPair& weight,
-                                             float (&total)[tokens / 2]) const {
-    constexpr int eights = tokens < 32 ? tokens / 8 : 4;  // tokens whose scales a thread loads at once
-    constexpr int loaded = eights == 3 ? 4 : eights;      // in words, and three are not one load
+  __device__ __forceinline__ void promote_by(const Partial& partial, int place, const RowPair& weight, float* total) const {
+    constexpr int eights = piece_tokens == 8 ? 1 : piece_tokens == 16 ? 2 : 4;  // of tokens, whose scales a thread loads at once
     const int begin = static_cast<int>(threadIdx.x) % 4 * 8;
 #pragma unroll
-    for (int first = 0; first < tokens / 8; first += eights) {
-      float scales[2 * loaded];
-      load_factors<factors>(shared_.scales[at_.rows.stage] + group * Shape::most_tokens, begin + 8 * first, scales);
+    for (int first = 0; first < piece_tokens / 8; first += eights) {
+      float scales[2 * eights];
+      load_factors<factors>(shared_.scales[at_.rows.stage], place + begin + 8 * first, scales);
 #pragma unroll
-      for (int i = 0; i < 2 * eights; ++i) {
+      for (int i = 0; i < 2 * eights && first + i / 2 < piece_tokens / 8; ++i) {
         const int at = 4 * first + i / 2 * 4 + i % 2;
         const float low = weighted ? scales[i] * weight.low : scales[i];
         const float high = weighted ? scales[i] * weight.high : scales[i];

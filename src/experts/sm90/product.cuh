@@ -7,8 +7,8 @@
 
 #include <cute/arch/mma_sm90_gmma.hpp>
 
+#include "experts/sm90/other_shapes.cuh"
 #include "experts/sm90/tile.hpp"
-#include "experts/sm90/twenty_four_tokens.cuh"
 
 namespace heddle::sm90 {
 
@@ -25,6 +25,10 @@ template <>
 struct Instruction<Operand::e4m3, 24> : TwentyFourTokens {};
 template <>
 struct Instruction<Operand::e4m3, 32> : gmma::MMA_64x32x32_F32E4M3E4M3_RS_TN<> {};
+template <>
+struct Instruction<Operand::e4m3, 48> : FortyEightTokens {};
+template <>
+struct Instruction<Operand::e4m3, 64> : gmma::MMA_64x64x32_F32E4M3E4M3_RS_TN<> {};
 template <>
 struct Instruction<Operand::bf16, 8> : gmma::MMA_64x8x16_F32BF16BF16_RS<gmma::Major::K, gmma::Major::K> {};
 template <>

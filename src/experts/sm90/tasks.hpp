@@ -19,12 +19,6 @@ HEDDLE_HOST_DEVICE constexpr int rows_a_block(int rows, int blocks, int unit) {
   return ((rows + blocks - 1) / blocks + unit - 1) / unit * unit;
 }
 
-/// The smallest tile that covers a block's rows: a multiple of 8 where row blocks are small, of 32 elsewhere.
-HEDDLE_HOST_DEVICE constexpr int tile_tokens(int rows, int most_tokens) {
-  const int unit = most_tokens <= 32 ? 8 : 32;
-  return rows <= unit ? unit : (rows + unit - 1) / unit * unit;
-}
-
 /// Rows [first, first + rows) of an expert times one tile of its weights.
 struct Task {
   int expert = 0;

@@ -47,6 +47,9 @@ constexpr WeightScale weight_scale(WeightKind kind) {
   return WeightScale::none;
 }
 
+/// Whether a kind has row blocks between the small and the large ones.
+constexpr bool has_medium_blocks(WeightKind kind) { return kind == WeightKind::mxfp4; }
+
 /// Where a token's scale lies in a stage: for every 32 tokens the eight that a thread needs are neighbours.
 HEDDLE_HOST_DEVICE constexpr int scale_place(int token) {
   return token / 32 * 32 + token % 8 / 2 * 8 + token % 32 / 8 * 2 + token % 2;
@@ -62,6 +65,43 @@ struct Plain : Shape {
 template <class Shape>
 constexpr bool is_plain() {
   return requires { Shape::plain; };
+}
+
+/// Tokens of the tiles that a kernel has code for, in rising order: the last one covers any row block.
+template <int... tokens>
+struct TileSizes {};
+
+/// The tiles of row blocks of at most `most` tokens. The kernels for the usual call have more of them.
+template <int most, bool plain>
+struct TilesOf;
+template <>
+struct TilesOf<32, true> {
+  using Sizes = TileSizes<8, 16, 24, 32>;
+};
+template <>
+struct TilesOf<32, false> {
+  using Sizes = TileSizes<8, 16, 32>;
+};
+template <>
+struct TilesOf<64, true> {
+  using Sizes = TileSizes<16, 24, 32, 48, 64>;
+};
+template <>
+struct TilesOf<64, false> {
+  using Sizes = TileSizes<32, 48, 64>;
+};
+template <bool plain>
+struct TilesOf<96, plain> {
+  using Sizes = TileSizes<32, 64, 96>;
+};
+
+/// The first of the sizes that covers `rows`.
+template <int first, int... others>
+HEDDLE_HOST_DEVICE constexpr int tile_tokens(TileSizes<first, others...>, int rows) {
+  if constexpr (sizeof...(others) > 0) {
+    if (rows > first) return tile_tokens(TileSizes<others...>{}, rows);
+  }
+  return first;
 }
 
 /// One configuration of the engine: `warpgroups` math warpgroups share the 4 slabs of a tile, a row block has at
@@ -91,11 +131,11 @@ struct TileShape {
   static constexpr int weight_stage_bytes =
       parts * WeightPlan{kind, false, kind == WeightKind::mxfp4, 0, 0}.chunk_bytes_of(tile_slabs);
   static constexpr int row_stage_bytes = parts * most_tokens * panel_bytes;
-  static constexpr int row_stages = (most_tokens <= 32 ? 16 : 4) / parts;
+  static constexpr int row_stages = (most_tokens <= 32 ? 16 : most_tokens <= 64 ? 8 : 4) / parts;
   /// Stages whose rows are under way while the others are ready.
   static constexpr int rows_under_way = row_stages / 2;
   /// Rows that are copied at once where they lie one behind another.
-  static constexpr int box_rows = most_tokens <= 32 ? 8 : 32;
+  static constexpr int box_rows = most_tokens <= 32 ? 8 : most_tokens <= 64 ? 16 : 32;
   /// Groups of 32: four a token. Else one.
   static constexpr int scales_a_stage = 4 * most_tokens;
   /// Powers of two as the upper halves of f32: they take half the time to load, and shared memory is what row blocks are short of.
