@@ -50,7 +50,7 @@ inline constexpr int instructions_a_panel = 4;
 /// from the next 8.
 __device__ inline std::uint64_t panel_descriptor(const std::byte* panel) {
   constexpr std::uint64_t swizzle_128_bytes = 1;
-  const std::uint64_t address = cute::cast_smem_ptr_to_uint(panel) & 0x3FFFF;
+  const std::uint64_t address = cute::cast_smem_ptr_to_uint(panel);  // of at most 18 bits
   return address >> 4 | std::uint64_t{1} << 16 | std::uint64_t{1024 >> 4} << 32 | swizzle_128_bytes << 62;
 }
 
