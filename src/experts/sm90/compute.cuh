@@ -61,16 +61,15 @@ class RowFactors {
 
 /// A task's sums, but for the factors that may wait until the end.
 template <class Shape, int tokens>
-__device__ __forceinline__ void multiply_task(Shared<Shape>& shared, const WeightPlan& plan, TokenScales scaling,
-                                              ScaleFormat format, const Task& task, const MathThread& me,
-                                              const RowFactors<Shape>& factors, MathPosition<Shape>& at,
+__device__ __forceinline__ void multiply_task(Shared<Shape>& shared, const WeightPlan& plan, TokenScales scaling, const Task& task,
+                                              const MathThread& me, const RowFactors<Shape>& factors, MathPosition<Shape>& at,
                                               Sums<Shape, tokens>& sums) {
   RowPair constant[Shape::slabs];
   if constexpr (weight_scale(Shape::kind) == WeightScale::constant) {
 #pragma unroll
     for (int slab = 0; slab < Shape::slabs; ++slab) constant[slab] = factors.of(slab);
   }
-  MainLoop<Shape, tokens> loop(shared, at, plan, me.first_slab, plan.slabs_of(task.tile), scaling, format);
+  MainLoop<Shape, tokens> loop(shared, at, plan, me.first_slab, plan.slabs_of(task.tile), scaling);
   loop.run(plan.steps() / Shape::parts, constant, sums);
 }
 
@@ -103,7 +102,7 @@ struct ProductMath {
     trace::WarpSpan span(trace::Kind::products, task, product_of(weights.plan));
     const WeightPlan& plan = weights.plan;
     Sums<Shape, tokens> sums;
-    multiply_task<Shape, tokens>(shared, plan, call.tokens.scaling, call.tokens.format, task, me, factors, at, sums);
+    multiply_task<Shape, tokens>(shared, plan, call.tokens.scaling, task, me, factors, at, sums);
     scale_sums(factors, sums);
     span.turn(trace::Kind::epilogue);
     if constexpr (Shape::activates) {

@@ -48,7 +48,6 @@ struct LargeShape {
   static constexpr int rows_under_way = row_stages / 2;
   static constexpr int box_rows = 32;
   static constexpr int scales_a_stage = 4 * most_tokens;
-  static constexpr bool half_scales = false;
   HEDDLE_HOST_DEVICE static constexpr int place_of_scale(int token) { return token; }
 
   /// A warp's results on their way out: 16 tokens of 64 bytes, 16 more apart so that rows share no bank.

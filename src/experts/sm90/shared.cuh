@@ -35,7 +35,7 @@ struct Shared {
   alignas(1024) std::byte rows[Shape::row_stages][Shape::row_stage_bytes];
   /// Chunks as they lie in memory.
   alignas(128) std::byte weights[Shape::weight_stages][Shape::weight_stage_bytes];
-  /// A stage's token scales: [group][Shape::place_of_scale(token)], f32, or (half_scales, ue8m0 by 128) the upper halves of f32.
+  /// A stage's token scales: [group][Shape::place_of_scale(token)], f32.
   alignas(16) float scales[Shape::row_stages][Shape::scales_a_stage];
 
   [[no_unique_address]] ActivationMemory<Shape> activation;

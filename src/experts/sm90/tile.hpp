@@ -138,8 +138,6 @@ struct TileShape {
   static constexpr int box_rows = most_tokens <= 32 ? 8 : most_tokens <= 64 ? 16 : 32;
   /// Groups of 32: four a token. Else one.
   static constexpr int scales_a_stage = 4 * most_tokens;
-  /// Powers of two as the upper halves of f32: they take half the time to load, and shared memory is what row blocks are short of.
-  static constexpr bool half_scales = operand == Operand::e4m3;
   HEDDLE_HOST_DEVICE static constexpr int place_of_scale(int token) { return scale_place(token); }
   /// f32 factors of a tile's weight rows: of this task and of the next.
   static constexpr int row_factor_bytes = slab_shape(kind).row_scales ? 2 * tile_slabs * slab_rows * 4 : 0;

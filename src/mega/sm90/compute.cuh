@@ -116,8 +116,7 @@ struct MegaMath {
     weights.plan = plan_of<Engine::kind>(shared, task);
     factors.fetch(weights, task.task);
     Sums<Engine, tokens> sums;
-    multiply_task<Engine, tokens>(engine, weights.plan, call.scaling, call.layout.activated.quantisation.scale, task.task, me,
-                                  factors, at, sums);
+    multiply_task<Engine, tokens>(engine, weights.plan, call.scaling, task.task, me, factors, at, sums);
     factors.turn();
     scale_sums(factors, sums);
     span.turn(trace::Kind::epilogue);
