@@ -1,6 +1,5 @@
 // A GPU's globaltimer on the host's steady clock: what a kernel notes lies where the host saw it happen, within the uncertainty.
-#include <algorithm>
-#include <atomic>
+#include <array>
 #include <cstdio>
 
 #include "gpu/buffers.hpp"
