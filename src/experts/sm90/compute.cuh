@@ -132,6 +132,7 @@ __device__ __forceinline__ void with_tile(int rows, const Work& work, const AnyT
 template <class Shape>
 __device__ __forceinline__ void compute(Shared<Shape>& shared, TaskRing& tasks, const ProductCall& call,
                                         const OrderedMatrix& weights) {
+  if constexpr (Shape::activates) SharedScales<Shape>::begin(shared);
   const int thread = static_cast<int>(threadIdx.x);
   const MathThread me{ptx::uniform(thread / warpgroup_threads) * Shape::slabs, thread % warpgroup_threads};
   RowFactors<Shape> factors(shared, me);

@@ -143,12 +143,12 @@ struct TileShape {
   static constexpr int row_factor_bytes = slab_shape(kind).row_scales ? 2 * tile_slabs * slab_rows * 4 : 0;
 
   static constexpr int activated_bytes = operand == Operand::e4m3 ? 1 : 2;  ///< of a value: an operand of the second product
-  static constexpr int activated_stride =
-      activates ? stage_columns * activated_bytes + 16 : 0;  ///< 16 more, so that rows share no bank
-  static constexpr int stage_bytes_of_rows = row_stage_bytes + scales_a_stage * 4;
-  static constexpr int other_bytes = row_stages * stage_bytes_of_rows +
-                                     most_tokens * (activated_stride + (activates ? tile_slabs * 5 * 4 : 0) + 8) +
-                                     row_factor_bytes + 1024;
+  static constexpr int activated_stride = stage_columns * activated_bytes;
+  /// Values of a token on their way out, and words of its scales (shared_scales.cuh).
+  static constexpr int activated_token_bytes = activates ? activated_stride + 2 * tile_slabs * 4 : 0;
+  static constexpr int stage_bytes_of_rows = row_stage_bytes + scales_a_stage * 4 + 16;
+  static constexpr int other_bytes =
+      row_stages * stage_bytes_of_rows + most_tokens * (activated_token_bytes + 8) + row_factor_bytes + 16 + 1024;
   /// What is left goes to weights, whose stream must never stop. Beside `bytes` that somebody else wants of the CTA's memory.
   static constexpr int weight_stages_beside(int bytes) {
     const int fit = (most_shared_bytes - other_bytes - bytes) / (weight_stage_bytes + 16);
