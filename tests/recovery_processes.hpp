@@ -19,6 +19,8 @@ struct Scene {
   std::map<std::uint32_t, std::vector<std::vector<bf16>>> wanted;  ///< by mask * batches + batch, then by rank
   std::chrono::milliseconds deadline{300};
   std::chrono::milliseconds grace{80};
+  /// Over several nodes: how a rank's process gets its group.
+  std::function<std::unique_ptr<Group>(int rank, Entry entry, const GroupOptions& options)> join;
   static constexpr std::uint32_t batches = 2;
 };
 
@@ -59,6 +61,11 @@ class RankLife {
       } catch (const LostRankError&) {
         seat_.losses += 1;
         if (!come_back()) return;
+      } catch (const Error& error) {
+        // Over several nodes the store itself may be out of reach, which has a name, too.
+        if (std::string(error.what()).find("the store cannot be reached") == std::string::npos) throw;
+        seat_.cuts += 1;
+        if (!come_back()) return;
       }
       note();
     }
@@ -68,6 +75,7 @@ class RankLife {
   FaultyGroup join(Entry entry) const {
     const GroupOptions options{std::chrono::milliseconds(20000)};
     const int ranks = scene_.c.ranks();
+    if (scene_.join) return FaultyGroup(scene_.join(rank_, entry, options), seat_);
     return FaultyGroup(entry == Entry::late ? rejoin_process_group(scene_.name, rank_, ranks, options)
                                             : join_process_group(scene_.name, rank_, ranks, options),
                        seat_);
@@ -188,6 +196,16 @@ class Cast {
     expect_one_mask();
   }
 
+  template <class There>
+  static bool wait_until(std::chrono::seconds longest, const There& there) {
+    const auto end = std::chrono::steady_clock::now() + longest;
+    while (!there()) {
+      if (std::chrono::steady_clock::now() > end) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return true;
+  }
+
  private:
   /// The ranks in `mask` have exactly that mask, and have gone on by some steps.
   bool go_on(std::uint32_t mask, std::chrono::seconds longest) const {
@@ -200,15 +218,6 @@ class Cast {
       }
       return true;
     });
-  }
-  template <class There>
-  static bool wait_until(std::chrono::seconds longest, const There& there) {
-    const auto end = std::chrono::steady_clock::now() + longest;
-    while (!there()) {
-      if (std::chrono::steady_clock::now() > end) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    return true;
   }
   void expect_one_mask() const {
     for (std::size_t generation = 0; generation < most_generations; ++generation) {

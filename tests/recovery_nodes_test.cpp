@@ -1,0 +1,98 @@
+// Recovery over several nodes, ranks as processes with sockets between nodes and a store in a directory: nodes and ranks of them
+// are killed, stopped and cut off, in every phase of a step and between steps; who is left goes on with the bits of the smaller
+// group.
+#include "recovery_nodes.hpp"
+
+namespace heddle::layer_test {
+namespace {
+
+constexpr int nodes = 3, inside = 2;
+
+template <class Play>
+void over_nodes(const char* what, const Play& play) {
+  for (const NodeRoute& route : node_routes) {
+    NodesPlay group(route, nodes, inside, "test.recovery.nodes." + std::string(what) + "." + std::to_string(getpid()));
+    SCOPED_TRACE(testing::Message() << text_of(group.scene().c));
+    SharedBoard board;
+    {
+      Cast cast(group.scene(), *board);
+      ASSERT_TRUE(cast.all_go_on());
+      play(group, cast, *board);
+      if (!testing::Test::HasFailure()) cast.end();
+    }
+    for (const Board::Seat& seat : board->seats) EXPECT_EQ(seat.wrong, 0u);
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
+TEST(RecoveryNodes, AKilledRankIsLeftOutAndAnotherProcessTakesItsPlace) {
+  over_nodes("rank", [](NodesPlay&, Cast& cast, Board& board) {
+    for (const Place place : {Place::verb, Place::gemm, Place::store, Place::between}) {
+      SCOPED_TRACE(static_cast<int>(place));
+      arm(board.seats[3], place, place == Place::verb || place == Place::store ? 7 : 1, SIGKILL);
+      ASSERT_TRUE(cast.wait_for_death(3, SIGKILL));
+      ASSERT_TRUE(cast.others_go_on(1u << 3));
+      cast.start(3, Entry::late);
+      ASSERT_TRUE(cast.all_go_on());
+    }
+  });
+}
+
+TEST(RecoveryNodes, AKilledNodeIsLeftOutAndComesBackAsAWhole) {
+  over_nodes("node", [](NodesPlay& group, Cast& cast, Board&) {
+    for (int node = 0; node < nodes; ++node) {
+      SCOPED_TRACE(node);
+      for (int rank = node * inside; rank < (node + 1) * inside; ++rank) cast.send(rank, SIGKILL);
+      for (int rank = node * inside; rank < (node + 1) * inside; ++rank) ASSERT_TRUE(cast.wait_for_death(rank, SIGKILL));
+      ASSERT_TRUE(cast.others_go_on(group.bits_of_node(node)));
+      group.anew() = group.bits_of_node(node);
+      for (int rank = node * inside; rank < (node + 1) * inside; ++rank) cast.start(rank, Entry::late);
+      ASSERT_TRUE(cast.all_go_on());
+      group.anew() = 0;
+    }
+  });
+}
+
+TEST(RecoveryNodes, OneNodeMayBeLeft) {
+  over_nodes("last", [](NodesPlay& group, Cast& cast, Board&) {
+    for (int rank = inside; rank < nodes * inside; ++rank) cast.send(rank, SIGSTOP);
+    ASSERT_TRUE(cast.others_go_on(group.bits_of_node(1) | group.bits_of_node(2)));
+    for (int rank = inside; rank < nodes * inside; ++rank) cast.send(rank, SIGCONT);
+    ASSERT_TRUE(cast.all_go_on());
+  });
+}
+
+TEST(RecoveryNodes, ANodeThatIsCutOffFromAllSaysSoAndComesBack) {
+  over_nodes("cut", [](NodesPlay& group, Cast& cast, Board& board) {
+    for (const int node : {2, 0}) {
+      group.switches().no_store = group.bits_of_node(node);
+      group.switches().no_network = group.bits_of_node(node);
+      ASSERT_TRUE(cast.others_go_on(group.bits_of_node(node)));
+      group.switches().no_network = 0;
+      group.switches().no_store = 0;
+      ASSERT_TRUE(cast.all_go_on());
+      for (int place = 0; place < inside; ++place) {
+        const Board::Seat& seat = board.seats[static_cast<std::size_t>(node * inside + place)];
+        EXPECT_GT(seat.cuts, 0u) << "the store was out of reach of node " << node;
+      }
+    }
+  });
+}
+
+// Both sides of a cut reach the store, and all come to every roll call. One side is left out, and it is the one that hears fewer.
+TEST(RecoveryNodes, ANodeThatOthersDoNotHearIsLeftOutThoughItReachesTheStore) {
+  over_nodes("link", [](NodesPlay& group, Cast& cast, Board& board) {
+    for (const int node : {0, 1}) {
+      const auto losses = [&](int of) { return board.seats[static_cast<std::size_t>(of * inside)].losses.load(); };
+      const std::uint32_t before = losses(node), elsewhere = losses((node + 1) % nodes) + losses((node + 2) % nodes);
+      group.switches().no_network = group.bits_of_node(node);
+      ASSERT_TRUE(cast.wait_until(std::chrono::seconds(40), [&] { return losses(node) > before; }));
+      EXPECT_EQ(losses((node + 1) % nodes) + losses((node + 2) % nodes), elsewhere);
+      group.switches().no_network = 0;
+      ASSERT_TRUE(cast.all_go_on());
+    }
+  });
+}
+
+}  // namespace
+}  // namespace heddle::layer_test
