@@ -79,15 +79,17 @@ TEST(RecoveryNodes, ANodeThatIsCutOffFromAllSaysSoAndComesBack) {
   });
 }
 
-// Both sides of a cut reach the store, and all come to every roll call. One side is left out, and it is the one that hears fewer.
+// Both sides of a cut reach the store, and all come to every roll call; which side is left out, recovery_agreement_test knows.
 TEST(RecoveryNodes, ANodeThatOthersDoNotHearIsLeftOutThoughItReachesTheStore) {
   over_nodes("link", [](NodesPlay& group, Cast& cast, Board& board) {
     for (const int node : {0, 1}) {
-      const auto losses = [&](int of) { return board.seats[static_cast<std::size_t>(of * inside)].losses.load(); };
-      const std::uint32_t before = losses(node), elsewhere = losses((node + 1) % nodes) + losses((node + 2) % nodes);
+      const auto losses = [&] {
+        return board.seats[static_cast<std::size_t>(node * inside)].losses +
+               board.seats[static_cast<std::size_t>(node * inside + 1)].losses;
+      };
+      const std::uint32_t before = losses();
       group.switches().no_network = group.bits_of_node(node);
-      ASSERT_TRUE(cast.wait_until(std::chrono::seconds(40), [&] { return losses(node) > before; }));
-      EXPECT_EQ(losses((node + 1) % nodes) + losses((node + 2) % nodes), elsewhere);
+      ASSERT_TRUE(cast.wait_until(std::chrono::seconds(40), [&] { return losses() > before; }));
       group.switches().no_network = 0;
       ASSERT_TRUE(cast.all_go_on());
     }

@@ -44,10 +44,7 @@ class RankLife {
       : scene_(scene), board_(board), seat_(board.seats[static_cast<std::size_t>(rank)]), rank_(rank), group_(join(entry)) {
     scene.weights->watch(seat_);
     set_verb_hook([this] { pass(seat_, Place::verb); });
-    RecoveryOptions options;
-    options.grace = scene.grace;
-    layers_.emplace(group_, std::vector<ContextLayer>{{&scene.weights->source(), scene.c.placement, scene.c.options}}, options,
-                    entry);
+    enter(entry);
     group_.set_deadline(scene.deadline);
     note();
   }
@@ -72,6 +69,22 @@ class RankLife {
   }
 
  private:
+  void enter(Entry entry) {
+    RecoveryOptions options;
+    options.grace = scene_.grace;
+    const std::vector<ContextLayer> layers{{&scene_.weights->source(), scene_.c.placement, scene_.c.options}};
+    if (scene_.join && entry == Entry::late) group_.set_deadline(scene_.deadline);
+    for (;;) {
+      try {
+        layers_.emplace(group_, layers, options, entry);
+        return;
+      } catch (const Error& error) {
+        // Who comes late, and meets another loss on the way in, is lost once more.
+        if (!scene_.join || entry != Entry::late || error.kind() != ErrorKind::fault || board_.last_step != 0) throw;
+      }
+    }
+  }
+
   FaultyGroup join(Entry entry) const {
     const GroupOptions options{std::chrono::milliseconds(20000)};
     const int ranks = scene_.c.ranks();
