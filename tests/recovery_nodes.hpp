@@ -12,10 +12,12 @@ struct NodeRoute {
   Reduce reduce = Reduce::rank;
   NodeMode mode = NodeMode::direct;
 };
-inline constexpr NodeRoute node_routes[] = {{Reduce::rank, NodeMode::hybrid},
-                                            {Reduce::rank, NodeMode::direct},
-                                            {Reduce::home, NodeMode::hybrid},
-                                            {Reduce::home, NodeMode::direct}};
+inline constexpr NodeRoute all_node_routes[] = {{Reduce::rank, NodeMode::hybrid},
+                                                {Reduce::home, NodeMode::direct},
+                                                {Reduce::rank, NodeMode::direct},
+                                                {Reduce::home, NodeMode::hybrid}};
+/// Under sanitizers only some.
+inline std::span<const NodeRoute> node_routes() { return std::span(all_node_routes).first(is_sanitized ? 2 : 4); }
 
 /// A group of processes over nodes that a test plays with.
 class NodesPlay {

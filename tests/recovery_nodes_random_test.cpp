@@ -106,7 +106,7 @@ class Injector {
 
 TEST(RecoveryNodesRandom, FaultsNeverHangNeverGiveWrongBitsNeverMakeTwoMasks) {
   std::uint64_t seed = announced_seed();
-  for (const NodeRoute& route : node_routes) {
+  for (const NodeRoute& route : node_routes()) {
     NodesPlay group(route, nodes, inside, "test.recovery.nodes.random." + std::to_string(getpid()));
     SCOPED_TRACE(testing::Message() << text_of(group.scene().c));
     SharedBoard board;

@@ -2,6 +2,10 @@
 // are killed, stopped and cut off, in every phase of a step and between steps; who is left goes on with the bits of the smaller
 // group.
 #include "recovery_nodes.hpp"
+#include <barrier>
+
+#include "group/era_link.hpp"
+#include "group/memory_link.hpp"
 
 namespace heddle::layer_test {
 namespace {
@@ -10,7 +14,7 @@ constexpr int nodes = 3, inside = 2;
 
 template <class Play>
 void over_nodes(const char* what, const Play& play) {
-  for (const NodeRoute& route : node_routes) {
+  for (const NodeRoute& route : node_routes()) {
     NodesPlay group(route, nodes, inside, "test.recovery.nodes." + std::string(what) + "." + std::to_string(getpid()));
     SCOPED_TRACE(testing::Message() << text_of(group.scene().c));
     SharedBoard board;
@@ -94,6 +98,65 @@ TEST(RecoveryNodes, ANodeThatOthersDoNotHearIsLeftOutThoughItReachesTheStore) {
       ASSERT_TRUE(cast.all_go_on());
     }
   });
+}
+
+// Ranks as threads: what the store of virtual nodes is, and what a sanitizer can see.
+TEST(RecoveryNodes, VirtualNodesArePartedWhereTheirLinkIsCut) {
+  for (const NodeRoute& route : node_routes()) {
+    Case c = recovery_case(4, {Way::elastic, route.reduce}, 0);
+    c.options.mode = route.mode;
+    SCOPED_TRACE(text_of(c));
+    SyntheticLayer layer(c.layer);
+    const LayerSource source = source_of(layer, c);
+    Wanted wanted(source, c);
+    const std::vector<bool> all(4, true), first_node{true, true, false, false};
+    const std::vector<std::vector<bf16>> before{wanted.of(0, all, 0), wanted.of(1, all, 0), wanted.of(2, all, 0),
+                                                wanted.of(3, all, 0)};
+    const std::vector<std::vector<bf16>> after{wanted.of(0, first_node, 0), wanted.of(1, first_node, 0)};
+    const auto groups = create_virtual_nodes(2, 2, {std::chrono::milliseconds(60000)});
+    std::barrier at_the_cut(4);
+    std::vector<std::jthread> threads;
+    for (const auto& one : groups) {
+      threads.emplace_back([&, group = one.get()] {
+        const auto rank = static_cast<std::size_t>(group->rank());
+        const Tokens tokens = draw_tokens(c, 0);
+        std::vector<bf16> out;
+        RecoveryOptions options;
+        options.grace = std::chrono::milliseconds(20000);  // both sides suspect each other, and both come
+        options.patience = std::chrono::milliseconds(20000);
+        RecoveringLayers layers(*group, {{&source, c.placement, c.options}}, options);
+        const auto step = [&] { layers.step([&] { out = call(c, layers.layer(0), tokens, group->rank()); }); };
+        step();
+        EXPECT_EQ(different_bits(out, before[rank]), 0u) << "rank " << rank;
+        at_the_cut.arrive_and_wait();
+        group->set_deadline(std::chrono::milliseconds(is_sanitized ? 3000 : 500));
+        dynamic_cast<MemoryLink&>(dynamic_cast<EraLink&>(*group->link()).inner()).queues().cut(2, 2);
+        if (rank >= 2) {
+          EXPECT_THROW(step(), LostRankError);
+          return;
+        }
+        for (int i = 0; i < 3; ++i) {
+          step();
+          EXPECT_EQ(different_bits(out, after[rank]), 0u) << "rank " << rank;
+          EXPECT_EQ(layers.members().live, first_node);
+        }
+      });
+    }
+  }
+}
+
+TEST(RecoveryNodes, AGroupWithoutAStoreIsRefusedByName) {
+  const std::string name = "test.recovery.nodes.store." + std::to_string(getpid());
+  const auto group = join_nodes(name, 0, 0, 1, 1, create_memory_links(1).front());
+  const Case c = recovery_case(1, {Way::elastic, Reduce::rank}, 0);
+  SyntheticLayer layer(c.layer);
+  const LayerSource source = source_of(layer, c);
+  try {
+    RecoveringLayers(*group, {{&source, c.placement, c.options}});
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const InputError& error) {
+    EXPECT_NE(std::string(error.what()).find("open_directory_store"), std::string::npos) << error.what();
+  }
 }
 
 }  // namespace
