@@ -10,6 +10,7 @@
 
 #include "experts/sm90/weight_order.hpp"
 #include "heddle/formats.hpp"
+#include "trace/device.hpp"
 
 namespace heddle::sm90 {
 
@@ -19,8 +20,8 @@ inline constexpr int warpgroup_threads = 128;
 inline constexpr int stage_columns = 128;
 /// Bytes of a token in a panel: a row of the 128-byte swizzle.
 inline constexpr int panel_bytes = 128;
-/// Shared memory that a CTA can have on sm_90, in bytes.
-inline constexpr int most_shared_bytes = 227 * 1024;
+/// Shared memory that a CTA can have on sm_90, in bytes, less what taking time stamps needs.
+inline constexpr int most_shared_bytes = 227 * 1024 - trace::cell_bytes;
 
 /// How the weights' kind enters the promotion of a step, or the end.
 enum class WeightScale : std::uint8_t {
