@@ -2,6 +2,7 @@
 // itself.
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <optional>
 #include <random>
 #include <vector>
@@ -82,11 +83,20 @@ ActivatedRows expected_rows(const Inputs& in, const Activated& wanted, const Dev
   return expected;
 }
 
+/// Some of them make groups whose largest magnitude is 0, infinite or not there.
+std::vector<float> draw_weights(Random& random, int count) {
+  constexpr float rare[] = {0.0f, -3.0f, 1e5f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()};
+  std::vector<float> weights(size(count));
+  for (float& weight : weights) {
+    weight = pick(random, 0, 3) == 0 ? rare[pick(random, 0, 4)] : 0.01f * static_cast<float>(pick(random, 1, 100));
+  }
+  return weights;
+}
+
 template <class Shape>
 void check_activated(const Inputs& in, const Activated& wanted, unsigned seed) {
   Random random(seed);
-  std::vector<float> weights(size(in.tokens));
-  for (float& weight : weights) weight = 0.01f * static_cast<float>(pick(random, 1, 100));
+  const std::vector<float> weights = draw_weights(random, in.tokens);
   const DeviceClamp clamp = DeviceClamp::of(wanted.clamped ? std::optional(0.5f) : std::nullopt);
   const ActivatedRows expected = expected_rows(in, wanted, clamp, weights);
 
@@ -132,6 +142,16 @@ TEST(ActivatedSums, GroupsOf128) {
   check_activations<WeightKind::mxfp4>(uneven, {Activation::fp8, {128, ScaleFormat::ue8m0}, true, true}, seed);
   check_activations<WeightKind::fp8_block>({WeightKind::fp8_block, true, 192, 192, {3, 9}, TokenScales::by_128},
                                            {Activation::fp8, {128, ScaleFormat::f32}, false, false}, seed + 10);
+}
+
+TEST(ActivatedSums, OfTheUsualCall) {
+  const unsigned seed = std::random_device{}();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  Random random(seed);
+  const Inputs in(random, {WeightKind::mxfp4, true, 320, 256, {5, 0, 12, 21, 29, 68}, TokenScales::by_128});
+  check_activated<Plain<SmallBlocks<WeightKind::mxfp4, true>>>(in, {Activation::fp8, {128, ScaleFormat::ue8m0}, true, true}, seed);
+  check_activated<Plain<SmallBlocks<WeightKind::mxfp4, true>>>(in, {Activation::fp8, {128, ScaleFormat::ue8m0}, false, false},
+                                                               seed);
 }
 
 TEST(ActivatedSums, GroupsOf32) {

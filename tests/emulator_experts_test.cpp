@@ -43,7 +43,7 @@ void check_stored(const Inputs& in, unsigned seed, Products products, bool in_bo
   for (std::size_t n = 0; n < stride; ++n) ASSERT_EQ(out[size(in.tokens) * stride + n].bits, poison) << "a row that is nobody's";
 }
 
-/// Small and large row blocks, rows one by one and in boxes, products as late and as early as they may be.
+/// Row blocks of every size, rows one by one and in boxes, products as late and as early as they may be.
 template <WeightKind kind>
 void check_kind(const Case& wanted, unsigned seed) {
   SCOPED_TRACE(::testing::Message() << "kind " << static_cast<int>(kind) << ", seed " << seed << ", rows " << wanted.rows
@@ -54,6 +54,7 @@ void check_kind(const Case& wanted, unsigned seed) {
   check_stored<SmallBlocks<kind, false>>(in, seed + 1, Products::at_issue, true);
   check_stored<LargeBlocks<kind, false>>(in, seed + 2, Products::at_wait, true);
   check_stored<LargeBlocks<kind, false>>(in, seed + 3, Products::at_issue, false);
+  if constexpr (has_medium_blocks(kind)) check_stored<MediumBlocks<kind, false>>(in, seed + 4, Products::at_issue, true);
 }
 
 template <WeightKind kind>
@@ -74,6 +75,17 @@ TEST(StoredSums, RowBlocksOfEverySize) {
   const unsigned seed = std::random_device{}();
   check_kind<WeightKind::fp8_block>({WeightKind::fp8_block, false, 64, 128, {130, 65, 40, 8}, TokenScales::by_128}, seed);
   check_kind<WeightKind::bf16>({WeightKind::bf16, false, 64, 128, {100, 65, 16}, TokenScales::none}, seed + 10);
+}
+
+// More tiles than other kernels have; the largest is multiplied in two pieces.
+TEST(StoredSums, TilesOfTheUsualCall) {
+  const unsigned seed = std::random_device{}();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  Random random(seed);
+  const Inputs in(random, {WeightKind::mxfp4, true, 64, 320, {20, 64, 9, 45, 55}, TokenScales::by_128});
+  check_stored<Plain<SmallBlocks<WeightKind::mxfp4, false>>>(in, seed, Products::at_wait, false);
+  check_stored<Plain<MediumBlocks<WeightKind::mxfp4, false>>>(in, seed + 1, Products::at_wait, false);
+  check_stored<Plain<MediumBlocks<WeightKind::mxfp4, false>>>(in, seed + 2, Products::at_issue, true);
 }
 
 TEST(StoredSums, StepExponents) {

@@ -99,6 +99,7 @@ void check_small(std::mt19937& random, const RowFormat& format, int rows, bool s
   Results results(random, format, rows);
   auto& shared = *reinterpret_cast<Shared<Shape>*>(memory);
   for_tiles<Shape>(results, random(), [&](const WeightPlan& plan, const Task& task) {
+    if (task.tile == 0) SharedScales<Shape>::begin(shared);
     const int thread = static_cast<int>(threadIdx.x);
     const MathThread me{thread / warpgroup_threads * Shape::slabs, thread % warpgroup_threads};
     Sums<Shape, tokens> sums;

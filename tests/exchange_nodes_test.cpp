@@ -10,6 +10,7 @@
 
 #include "exchange_support.hpp"
 #include "exchange_trip.hpp"
+#include "group/era_link.hpp"
 #include "group/memory_link.hpp"
 #include "heddle/node_plan.hpp"
 #include "heddle/nodes.hpp"
@@ -292,7 +293,7 @@ TEST(Nodes, ACutLinkEndsOnBothSides) {
     const auto exchange = create_exchange(workspace, c.options, memory);
     round_trip(*exchange, c, group.rank(), 0);
     group.barrier("before the cut");
-    dynamic_cast<MemoryLink&>(*group.link()).queues().cut(2, 2);
+    dynamic_cast<MemoryLink&>(dynamic_cast<EraLink&>(*group.link()).inner()).queues().cut(2, 2);
     round_trip(*exchange, c, group.rank(), 1);
   });
   for (const std::size_t rank : {0u, 1u}) EXPECT_NE(errors[rank].find("message of node 1"), std::string::npos) << errors[rank];

@@ -1,11 +1,13 @@
 // The task list of the Hopper tile engine: every row of every expert meets every tile of weights exactly once.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <vector>
 
 #include "experts/sm90/call.hpp"
 #include "experts/sm90/tasks.hpp"
+#include "experts/sm90/tile.hpp"
 
 namespace heddle::sm90 {
 namespace {
@@ -123,19 +125,22 @@ TEST(Tasks, RowBlocksOfWholeUnits) {
   }
 }
 
-TEST(Tasks, TheSmallestTileThatCovers) {
-  for (const int most : {32, 96, 128}) {
-    for (int rows = 1; rows <= most; ++rows) {
-      const int tokens = tile_tokens(rows, most);
-      EXPECT_GE(tokens, rows);
-      EXPECT_LE(tokens, most);
-      EXPECT_TRUE(tokens == 8 || tokens == 16 || tokens % 32 == 0);
-    }
+template <int... tokens>
+void expect_smallest(TileSizes<tokens...> sizes) {
+  const std::vector<int> all{tokens...};
+  for (int rows = 1; rows <= all.back(); ++rows) {
+    EXPECT_EQ(tile_tokens(sizes, rows), *std::lower_bound(all.begin(), all.end(), rows)) << rows << " rows";
   }
-  EXPECT_EQ(tile_tokens(8, 32), 8);
-  EXPECT_EQ(tile_tokens(9, 32), 16);
-  EXPECT_EQ(tile_tokens(3, 128), 32);
-  EXPECT_EQ(tile_tokens(97, 128), 128);
+}
+
+TEST(Tasks, TheSmallestTileThatCovers) {
+  expect_smallest(TilesOf<32, true>::Sizes{});
+  expect_smallest(TilesOf<32, false>::Sizes{});
+  expect_smallest(TilesOf<64, true>::Sizes{});
+  expect_smallest(TilesOf<64, false>::Sizes{});
+  expect_smallest(TilesOf<96, false>::Sizes{});
+  EXPECT_EQ(tile_tokens(TilesOf<32, true>::Sizes{}, 17), 24);
+  EXPECT_EQ(tile_tokens(TilesOf<32, false>::Sizes{}, 17), 32);
 }
 
 TEST(RowMap, FindsRowsInEveryArrangement) {

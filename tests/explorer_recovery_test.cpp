@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -207,11 +208,19 @@ struct Life {
   std::vector<bool> suspects;  ///< in every roll call that it holds because somebody is late
   bool late = false;           ///< it takes the place of one that died
   int comebacks = 0;           ///< after being lost
+  std::optional<int> ranks_a_node = {};
+  std::uint32_t unheard = 0;  ///< nodes that it does not hear whenever it meets the others
 };
+
+void say_unheard(Store& store, const Life& life, std::uint32_t generation) {
+  const StoreKey key{StoreKey::Kind::unheard, life.rank};
+  std::uint64_t last = store.get(key);
+  while (last >> 32 < generation && !store.compare_set(key, last, std::uint64_t{generation} << 32 | life.unheard)) continue;
+}
 
 /// The loop of a rank's steps, as the driver has it. An attempt meets nobody: the steps' calls are not part of this.
 void live(Store& store, const Life& life, Journal& journal) {
-  Agreement agreement(store, life.rank, life.ranks);
+  Agreement agreement(store, life.rank, life.ranks, life.ranks_a_node);
   std::uint32_t left_behind = 0;
   int comebacks = life.comebacks;
   bool is_in = !life.late;
@@ -237,6 +246,7 @@ void live(Store& store, const Life& life, Journal& journal) {
       agreement.call();
       agreement.settle(life.suspects, {});
       journal.adopted(agreement, life.rank, left_behind);
+      if (life.unheard != 0) say_unheard(store, life, agreement.members().generation);
       if (agreement.finished() != before) {
         left_behind = agreement.finished();
         ++step;
@@ -322,9 +332,14 @@ void draw_run(std::uint64_t seed, int ranks, int& masks, int& losses) {
   RandomChoices choices(random());
   World world(choices);
   Journal journal;
+  const bool has_nodes = ranks % 2 == 0 && random() % 2 == 0;
   for (int rank = 0; rank < ranks; ++rank) {
     Life life{rank, ranks, 1 + static_cast<int>(random() % 3), nobody(ranks), false, static_cast<int>(random() % 3)};
     for (int suspect = 0; suspect < ranks; ++suspect) life.suspects[static_cast<std::size_t>(suspect)] = random() % 3 == 0;
+    if (has_nodes) {
+      life.ranks_a_node = 2;
+      life.unheard = random() % 2 == 0 ? static_cast<std::uint32_t>(random()) : 0;
+    }
     const bool dies = random() % 3 == 0;
     const int accesses = dies ? static_cast<int>(random() % static_cast<std::uint64_t>(60 * ranks)) : -1;
     if (!dies || random() % 2 == 0) {

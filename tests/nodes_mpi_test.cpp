@@ -12,15 +12,19 @@
 #include <sstream>
 #include <string>
 
+#include "folder.hpp"
+
 namespace heddle {
 namespace {
 
 #if defined(HEDDLE_NODES_PROGRAM) && !defined(HEDDLE_SANITIZED)
 constexpr const char* program = HEDDLE_NODES_PROGRAM;
+constexpr const char* recovery_program = HEDDLE_RECOVERY_PROGRAM;
 constexpr const char* mpirun = HEDDLE_MPIRUN;
 constexpr const char* missing = "";
 #else
 constexpr const char* program = "";
+constexpr const char* recovery_program = "";
 constexpr const char* mpirun = "";
 #ifdef HEDDLE_SANITIZED
 constexpr const char* missing = "MPI itself does not pass the sanitizers";
@@ -78,9 +82,10 @@ class Namespaces : public MpiNodes {
     if (probe.status == 77) GTEST_SKIP() << probe.out;
     ASSERT_EQ(0, probe.status) << probe.out;
   }
-  Ran run(int nodes, int ranks, const std::string& event, const std::string& arguments) const {
+  Ran run(int nodes, int ranks, const std::string& event, const std::string& arguments,
+          const std::string& started = program) const {
     return shell(script_ + " run " + std::to_string(nodes) + " " + mpirun + " " + std::to_string(ranks) + " " + event + " " +
-                 program + " " + arguments);
+                 started + " " + arguments);
   }
   /// What the ranks wrote, a text each.
   static std::map<int, std::string> by_rank(const std::string& out) {
@@ -153,6 +158,31 @@ TEST_F(Namespaces, ALinkThatIsCutEndsBothSides) {
   SCOPED_TRACE(ran.out);
   expect_named(by_rank(ran.out), 0, 2, "1");
   expect_named(by_rank(ran.out), 2, 2, "0");
+}
+
+// Under recovery: who is left goes on with the bits of a group that never had the last node, and all have the same mask.
+TEST_F(Namespaces, UnderRecoveryWhoIsLeftGoesOn) {
+  std::mt19937_64 random(std::stoull(seed()));
+  for (const char* event : {"kill", "stop", "cut"}) {
+    for (const char* mode : {"direct", "hybrid"}) {
+      const TempFolder folder;
+      const std::string after = "0." + std::to_string(100 + random() % 300);  // seconds, into the steps
+      setenv("HEDDLE_EVENT_AFTER", after.c_str(), 1);
+      const Ran ran = run(3, 2, event, folder.file("store") + " " + mode + " 1500", recovery_program);
+      unsetenv("HEDDLE_EVENT_AFTER");
+      SCOPED_TRACE(std::string(event) + " after " + after + " s, " + mode + "\n" + ran.out);
+      auto texts = by_rank(ran.out);
+      for (int rank = 0; rank < 4; ++rank) {
+        EXPECT_NE(texts[rank].find("mask 111100: 0 different values in "), std::string::npos) << texts[rank];
+        EXPECT_NE(texts[rank].find("status 0"), std::string::npos) << texts[rank];
+      }
+      if (std::string(event) != "cut") continue;
+      for (int rank = 4; rank < 6; ++rank) {
+        EXPECT_NE(texts[rank].find("is out"), std::string::npos) << texts[rank];
+        EXPECT_NE(texts[rank].find("status 3"), std::string::npos) << texts[rank];
+      }
+    }
+  }
 }
 
 }  // namespace

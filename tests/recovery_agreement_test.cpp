@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <thread>
 #include <utility>
 
 #include "heddle/error.hpp"
@@ -65,6 +66,62 @@ TEST(RollCall, AnotherProcessOfTheRankComesToTheNextRollCall) {
   successor.join({});
   EXPECT_EQ(successor.members().generation, 3u);
   EXPECT_EQ(stayed.members().live, (std::vector<bool>{true, true}));
+}
+
+/// What nodes of one rank each say that they did not hear when they met, bits of nodes, and who is in after the next roll call.
+struct Cut {
+  const char* what;
+  std::vector<std::uint32_t> unheard;
+  std::vector<bool> live;
+};
+
+// All come to both roll calls: nobody is missing, and yet they cannot work together.
+TEST(RollCall, NodesThatDoNotHearEachOtherAreParted) {
+  const Cut cuts[] = {{"nobody hears node 0", {0b1110, 0b0001, 0b0001, 0b0001}, {false, true, true, true}},
+                      {"one link", {0, 0b0100, 0b0010, 0}, {true, true, false, true}},
+                      {"two links of one node", {0b0010, 0b1001, 0, 0b0010}, {true, false, true, true}},
+                      {"two halves", {0b1100, 0b1100, 0b0011, 0b0011}, {true, true, false, false}},
+                      {"only one side says so: it was late", {0b1110, 0, 0, 0}, {true, true, true, true}}};
+  for (const Cut& cut : cuts) {
+    SCOPED_TRACE(cut.what);
+    const auto groups = create_thread_group(4, {});
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < 4; ++rank) {
+      threads.emplace_back([&, rank] {
+        const auto i = static_cast<std::size_t>(rank);
+        const Patience patience{std::chrono::seconds(20), std::chrono::seconds(60)};
+        const std::vector<bool> nobody(4, false);
+        Store& store = groups[i]->store();
+        Agreement agreement(store, rank, 4, 1);
+        agreement.settle(nobody, patience);
+        EXPECT_EQ(agreement.members().live, std::vector<bool>(4, true));
+        groups[i]->barrier("nobody is a roll call ahead");
+        std::uint64_t none_yet = 0;
+        EXPECT_TRUE(store.compare_set({StoreKey::Kind::unheard, rank}, none_yet, std::uint64_t{1} << 32 | cut.unheard[i]));
+        groups[i]->barrier("all have spoken");
+        if (cut.live[i]) {
+          agreement.settle(nobody, patience);
+          EXPECT_EQ(agreement.members().live, cut.live);
+        } else {
+          EXPECT_THROW(agreement.settle(nobody, patience), LostRankError);
+        }
+      });
+    }
+  }
+}
+
+// A node of which nobody comes is not waited for as long as ranks that no error has named; of one that has lost a rank, the others.
+TEST(RollCall, ASuspectsNodeIsGivenUpWhereNobodyOfItComes) {
+  const Patience patience{std::chrono::seconds(0), std::chrono::seconds(3600), std::chrono::seconds(0)};
+  const auto groups = create_thread_group(4, {});
+  Agreement stayed(groups[0]->store(), 0, 4, 2);
+  std::jthread second([&] {
+    Agreement other(groups[1]->store(), 1, 4, 2);
+    other.settle({false, false, true, false}, patience);
+    EXPECT_EQ(other.members().live, (std::vector<bool>{true, true, false, false}));
+  });
+  stayed.settle({false, false, true, false}, patience);
+  EXPECT_EQ(stayed.members().live, (std::vector<bool>{true, true, false, false}));
 }
 
 }  // namespace

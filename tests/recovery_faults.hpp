@@ -29,7 +29,7 @@ struct Board {
   struct Seat {
     std::atomic<std::uint32_t> steps;
     std::atomic<std::uint32_t> live;  ///< bits: its mask
-    std::atomic<std::uint32_t> wrong, losses, interruptions, comebacks;
+    std::atomic<std::uint32_t> wrong, losses, interruptions, comebacks, cuts;
     // The next fault: at which place, which time it comes there, by which signal.
     std::atomic<int> place, countdown, signal;
     std::array<std::atomic<std::uint32_t>, most_generations> masks;  ///< bits, by generation
@@ -104,6 +104,8 @@ class FaultyGroup final : public Group {
   Store& store() override { return store_; }
   void abandon_heap(const HeapMapping& heap) override { inner_->abandon_heap(heap); }
   void answer_door() override { inner_->answer_door(); }
+  int nodes() const override { return inner_->nodes(); }
+  NodeLink* link() const override { return inner_->link(); }
 
  private:
   std::unique_ptr<Group> inner_;

@@ -19,6 +19,8 @@ struct Scene {
   std::map<std::uint32_t, std::vector<std::vector<bf16>>> wanted;  ///< by mask * batches + batch, then by rank
   std::chrono::milliseconds deadline{300};
   std::chrono::milliseconds grace{80};
+  /// Over several nodes: how a rank's process gets its group.
+  std::function<std::unique_ptr<Group>(int rank, Entry entry, const GroupOptions& options)> join;
   static constexpr std::uint32_t batches = 2;
 };
 
@@ -42,10 +44,7 @@ class RankLife {
       : scene_(scene), board_(board), seat_(board.seats[static_cast<std::size_t>(rank)]), rank_(rank), group_(join(entry)) {
     scene.weights->watch(seat_);
     set_verb_hook([this] { pass(seat_, Place::verb); });
-    RecoveryOptions options;
-    options.grace = scene.grace;
-    layers_.emplace(group_, std::vector<ContextLayer>{{&scene.weights->source(), scene.c.placement, scene.c.options}}, options,
-                    entry);
+    enter(entry);
     group_.set_deadline(scene.deadline);
     note();
   }
@@ -59,15 +58,37 @@ class RankLife {
       } catch (const LostRankError&) {
         seat_.losses += 1;
         if (!come_back()) return;
+      } catch (const Error& error) {
+        // Over several nodes the store itself may be out of reach, which has a name, too.
+        if (std::string(error.what()).find("the store cannot be reached") == std::string::npos) throw;
+        seat_.cuts += 1;
+        if (!come_back()) return;
       }
       note();
     }
   }
 
  private:
+  void enter(Entry entry) {
+    RecoveryOptions options;
+    options.grace = scene_.grace;
+    const std::vector<ContextLayer> layers{{&scene_.weights->source(), scene_.c.placement, scene_.c.options}};
+    if (scene_.join && entry == Entry::late) group_.set_deadline(scene_.deadline);
+    for (;;) {
+      try {
+        layers_.emplace(group_, layers, options, entry);
+        return;
+      } catch (const Error& error) {
+        // Who comes late, and meets another loss on the way in, is lost once more.
+        if (!scene_.join || entry != Entry::late || error.kind() != ErrorKind::fault || board_.last_step != 0) throw;
+      }
+    }
+  }
+
   FaultyGroup join(Entry entry) const {
     const GroupOptions options{std::chrono::milliseconds(20000)};
     const int ranks = scene_.c.ranks();
+    if (scene_.join) return FaultyGroup(scene_.join(rank_, entry, options), seat_);
     return FaultyGroup(entry == Entry::late ? rejoin_process_group(scene_.name, rank_, ranks, options)
                                             : join_process_group(scene_.name, rank_, ranks, options),
                        seat_);
@@ -188,6 +209,16 @@ class Cast {
     expect_one_mask();
   }
 
+  template <class There>
+  static bool wait_until(std::chrono::seconds longest, const There& there) {
+    const auto end = std::chrono::steady_clock::now() + longest;
+    while (!there()) {
+      if (std::chrono::steady_clock::now() > end) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return true;
+  }
+
  private:
   /// The ranks in `mask` have exactly that mask, and have gone on by some steps.
   bool go_on(std::uint32_t mask, std::chrono::seconds longest) const {
@@ -200,15 +231,6 @@ class Cast {
       }
       return true;
     });
-  }
-  template <class There>
-  static bool wait_until(std::chrono::seconds longest, const There& there) {
-    const auto end = std::chrono::steady_clock::now() + longest;
-    while (!there()) {
-      if (std::chrono::steady_clock::now() > end) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    return true;
   }
   void expect_one_mask() const {
     for (std::size_t generation = 0; generation < most_generations; ++generation) {

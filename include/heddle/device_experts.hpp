@@ -17,8 +17,9 @@ namespace sm90 {
 class DeviceWeights;
 }
 
-/// Rows a CTA takes together: few (up to 32) or many (up to 128; 96 with bf16 operands). Never changes a bit.
-enum class DeviceRowBlocks : std::uint8_t { automatic, small, large };
+/// Rows a CTA takes together: few (up to 32), some more (up to 64; with mxfp4 weights, else as large) or many (up to 128; 96 with
+/// bf16 operands). Never changes a bit.
+enum class DeviceRowBlocks : std::uint8_t { automatic, small, medium, large };
 
 /// Most (row, expert) pairs of a call.
 inline constexpr int most_device_pairs = 1 << 25;

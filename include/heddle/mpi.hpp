@@ -14,6 +14,8 @@ struct MpiOptions : GroupOptions {
   /// Nodes that share the ranks equally, instead of what the launcher says: several of them may then be on one machine. Taken from
   /// the environment, HEDDLE_NODES, where it is empty.
   std::optional<int> nodes;
+  /// Words that all ranks reach (open_directory_store); recovery needs them.
+  std::shared_ptr<Store> store = {};
 };
 
 /// This process's rank of MPI_COMM_WORLD as a rank of a group over nodes. The caller has initialised MPI, with

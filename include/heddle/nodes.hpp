@@ -1,9 +1,10 @@
 // Ranks on several nodes (docs/nodes.md). Inside a node ranks share memory, as in any group; between nodes they send messages
 // over a NodeLink. A group of this kind has its ranks numbered node after node: rank = node * ranks a node + place. Of the ways,
-// elastic works on it, in either NodeMode.
+// elastic works on it, in either NodeMode. Recovery works on it too, given a store that all nodes reach (docs/recovery.md).
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -31,9 +32,12 @@ class NodeLink {
   virtual std::optional<NodeMessage> take_any(int tag) = 0;
   /// Has all that was posted left? A transport may need to be asked until it has.
   virtual bool idle() = 0;
+  /// After a rank was lost, to which messages never leave: idle() is from now on about what is posted later. Does nothing where a
+  /// link's messages leave without their receivers.
+  virtual void abandon() {}
 };
 
-/// Tags that messages have.
+/// What messages are about. Their tags are these and, after ranks were lost, these and a multiple of 8; up to 32,767.
 enum NodeTag : int { node_abort = 0, node_meeting = 1, node_rows = 2, node_results = 3, node_hello = 4 };
 
 /// `nodes` nodes of `ranks_a_node` ranks each in this process, one handle a rank, each used by one thread. Nodes share nothing but
@@ -41,8 +45,22 @@ enum NodeTag : int { node_abort = 0, node_meeting = 1, node_rows = 2, node_resul
 std::vector<std::unique_ptr<Group>> create_virtual_nodes(int nodes, int ranks_a_node, const GroupOptions& options = {});
 
 /// This process's rank of a group over nodes: `link` reaches the ranks of other nodes, and ranks of this node meet by the name
-/// (see join_process_group), which must differ from node to node where nodes share a machine. Throws as that does.
+/// (see join_process_group), which must differ from node to node where nodes share a machine. `store`: words that the ranks of all
+/// nodes reach (open_directory_store), without which nothing is recovered. Throws as join_process_group does.
 std::unique_ptr<Group> join_nodes(const std::string& name, int node, int place, int nodes, int ranks_a_node,
-                                  std::shared_ptr<NodeLink> link, const GroupOptions& options = {});
+                                  std::shared_ptr<NodeLink> link, const GroupOptions& options = {},
+                                  std::shared_ptr<Store> store = nullptr);
+
+/// Whose place new processes take.
+enum class Returning : std::uint8_t {
+  rank,  ///< one rank's: others of its node live, and let it in as rejoin_process_group says
+  node,  ///< those of all ranks of a node, which meet first as they do in join_process_group
+};
+
+/// A process that takes the place of one that has ended, in a group that runs under recovery; it belongs to the group again when it
+/// has come back there (RecoveringLayers, Entry::late). `link` must reach, and be reached by, the ranks that are there. Throws as
+/// join_nodes and rejoin_process_group do.
+std::unique_ptr<Group> rejoin_nodes(Returning returning, const std::string& name, int node, int place, int nodes, int ranks_a_node,
+                                    std::shared_ptr<NodeLink> link, std::shared_ptr<Store> store, const GroupOptions& options = {});
 
 }  // namespace heddle

@@ -4,7 +4,8 @@
 //   RecoveringLayers layers(group, {{&source, Placement::contiguous(experts, ranks), options}});
 //   layers.step([&] { layers.layer(0).forward(input, step, out); });
 //
-// A rank that was lost comes back the same way. Host engine; GPUs have device_recovery.hpp.
+// A rank that was lost comes back the same way. Host engine, on one node or, with a store that all reach, over several; GPUs have
+// device_recovery.hpp.
 #pragma once
 
 #include <chrono>
@@ -59,6 +60,7 @@ struct RecoveryOptions {
   /// How long a roll call waits for a rank that an error has named: that one has already let a deadline pass.
   std::chrono::milliseconds grace{100};
   /// How long it waits for any other rank; it has to finish what it computes before it hears of the call. Default: three deadlines.
+  /// Over several nodes one deadline is enough for a node of which an error has named a rank and nobody comes.
   std::optional<std::chrono::milliseconds> patience;
   Rehome rehome = spread_over_survivors;
 };
@@ -103,8 +105,9 @@ class RecoveringLayers {
   /// rank has finished the step. Where a rank is lost, comes back, or ends its step by an exception, all live ranks agree anew and
   /// run `body` again from its beginning: it must leave its inputs as they are and may run any number of times. What it throws
   /// beside faults is thrown here, and the rank has until the others' patience ends to come again with the same step. LostRankError
-  /// if the others went on without this rank; InputError if there is no room for what moved; Error of kind fault on all live ranks
-  /// where the step or what it needs has failed again behind eight roll calls in a row that lost and brought back nobody.
+  /// if the others went on without this rank; Error of kind fault where this rank does not reach the group's store; InputError if
+  /// there is no room for what moved; Error of kind fault on all live ranks where the step or what it needs has failed again behind
+  /// eight roll calls in a row that lost and brought back nobody.
   void step(const std::function<void()>& body);
   /// A step of one call of layer 0.
   void forward(const LayerInput& input, const Step& step, bf16* out);

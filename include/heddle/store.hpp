@@ -5,6 +5,8 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <string>
 
 namespace heddle {
 
@@ -15,6 +17,7 @@ struct StoreKey {
     mask,      ///< who is live: index n has ranks [32 n, 32 n + 32)
     here,      ///< of rank `index`: the roll call that it came to
     finished,  ///< of rank `index`: steps that it has finished
+    unheard,   ///< of rank `index`: nodes that it did not hear when it met the others
   };
   Kind kind = Kind::called;
   int index = 0;
@@ -33,5 +36,12 @@ class Store {
   /// Asks `there` now and whenever a word may have changed, until it says true; false where `end` came first.
   virtual bool wait(const std::function<bool()>& there, Clock::time_point end) = 0;
 };
+
+/// A store for a group of so many ranks in a directory that all of them reach, such as one on a shared file system
+/// (docs/recovery.md says how that must be mounted). The directory is new or empty when the first of a group's ranks opens it, and
+/// is the caller's to remove; its parent is there. The store may be used by several threads. Throws InputError where no store can
+/// be made there, or where there is one for another number of ranks; later, where the directory cannot be reached, calls throw
+/// Error of kind fault.
+std::shared_ptr<Store> open_directory_store(const std::string& directory, int ranks);
 
 }  // namespace heddle

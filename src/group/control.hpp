@@ -19,6 +19,7 @@ struct RankControl {
   Word mask = 0;
   Word here = 0;
   Word finished = 0;
+  Word unheard = 0;
   std::uint32_t text_length = 0;
   char text[control_text_bytes] = {};
 };

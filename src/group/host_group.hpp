@@ -60,8 +60,9 @@ class HostGroup final : public Group {
   std::size_t next_offset_;
 };
 
-/// join_process_group, as what it is.
+/// join_process_group and rejoin_process_group, as what they are.
 std::unique_ptr<HostGroup> join_host_group(const std::string& name, int rank, int ranks, const GroupOptions& options);
+std::unique_ptr<HostGroup> rejoin_host_group(const std::string& name, int rank, int ranks, const GroupOptions& options);
 
 /// Checked bounds of a group's size, with the numbers in the error.
 void check_group_size(int rank, int ranks);

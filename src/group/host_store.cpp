@@ -19,6 +19,8 @@ Word& HostStore::word(const StoreKey& key) const {
       return at.here;
     case StoreKey::Kind::finished:
       return at.finished;
+    case StoreKey::Kind::unheard:
+      return at.unheard;
     case StoreKey::Kind::called:
       break;
   }

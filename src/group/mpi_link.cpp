@@ -29,9 +29,10 @@ bool done(MPI_Request& request, int peer) {
 }  // namespace
 
 MpiLink::~MpiLink() {
-  if (leaving_.empty() && arriving_.empty()) return;
+  abandon();
+  if (abandoned_.empty() && arriving_.empty()) return;
   // Nobody may free what a transfer under way still reads or writes.
-  new std::list<Transfer>(std::move(leaving_));
+  new std::list<Transfer>(std::move(abandoned_));
   new std::list<Transfer>(std::move(arriving_));
 }
 
@@ -67,6 +68,10 @@ std::optional<NodeMessage> MpiLink::take_from(int peer, int tag) {
 }
 
 bool MpiLink::idle() {
+  std::erase_if(abandoned_, [](Transfer& transfer) {
+    int flag = 0;
+    return MPI_Test(&transfer.request, &flag, MPI_STATUS_IGNORE) != MPI_SUCCESS || flag != 0;
+  });
   std::erase_if(leaving_, [](Transfer& transfer) { return done(transfer.request, transfer.peer); });
   return leaving_.empty();
 }

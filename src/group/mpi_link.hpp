@@ -23,6 +23,7 @@ class MpiLink final : public NodeLink {
   std::optional<NodeMessage> take(int peer, int tag) override { return take_from(peer, tag); }
   std::optional<NodeMessage> take_any(int tag) override { return take_from(MPI_ANY_SOURCE, tag); }
   bool idle() override;
+  void abandon() override { abandoned_.splice(abandoned_.end(), leaving_); }
 
  private:
   struct Transfer {
@@ -35,6 +36,7 @@ class MpiLink final : public NodeLink {
 
   MPI_Comm comm_;
   std::list<Transfer> leaving_, arriving_;
+  std::list<Transfer> abandoned_;  ///< sends that nobody waits for: they leave, or stay where MPI may still reach them
 };
 
 }  // namespace heddle

@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "group/agreement.hpp"
+#include "group/counterparts.hpp"
 #include "group/memory_link.hpp"
 #include "group/node_wait.hpp"
 
@@ -40,40 +42,56 @@ std::vector<std::string> unpacked(const NodeMessage& message) {
 
 }  // namespace
 
-NodeGroup::NodeGroup(std::unique_ptr<HostGroup> inside, std::shared_ptr<NodeLink> link, int node, int nodes)
+NodeGroup::NodeGroup(std::unique_ptr<HostGroup> inside, std::shared_ptr<NodeLink> link, int node, int nodes,
+                     std::shared_ptr<Store> store)
     : inside_(std::move(inside)),
       link_(std::move(link)),
       node_(node),
       nodes_(nodes),
+      store_(std::move(store)),
       live_(static_cast<std::size_t>(ranks()), true) {
   check_group_size(rank(), ranks());
 }
 
+std::optional<int> NodeGroup::speaker(int node) const { return counterpart(live_, inside_->ranks(), node, inside_->rank()); }
+
 // Whoever is heard from has met all ranks of its own node before it spoke.
-std::vector<NodeMessage> NodeGroup::meet(const NodeMessage& mine, const std::string& what) {
-  const auto rank_on = [&](int node) { return node * inside_->ranks() + inside_->rank(); };
-  for (int node = 0; node < nodes_; ++node) {
-    if (node != node_) link_->post(rank_on(node), node_meeting, mine);
+NodeGroup::Heard NodeGroup::hear_nodes(const NodeMessage& mine) {
+  for (int other = 0; other < ranks(); ++other) {
+    const bool hears_me = counterpart(live_, inside_->ranks(), node_, other % inside_->ranks()) == rank();
+    if (other / inside_->ranks() != node_ && live_[static_cast<std::size_t>(other)] && hears_me)
+      link_.post(other, node_meeting, mine);
   }
   const auto end = std::chrono::steady_clock::now() + deadline();
-  std::vector<NodeMessage> all(static_cast<std::size_t>(nodes_));
-  all[static_cast<std::size_t>(node_)] = mine;
-  PollPause pause;
-  std::uint64_t heard = 0;
-  for (int node = 0; node < nodes_;) {
-    auto message = node == node_ ? std::optional<NodeMessage>(mine) : link_->take(rank_on(node), node_meeting);
-    if (message) {
-      all[static_cast<std::size_t>(node++)] = std::move(*message);
-      ++heard;
-      continue;
+  Heard heard(static_cast<std::size_t>(nodes_));
+  heard[static_cast<std::size_t>(node_)] = mine;
+  for (PollPause pause;; pause.rest()) {
+    const bool last = std::chrono::steady_clock::now() >= end;
+    for (int node = 0; node < nodes_; ++node) {
+      const auto from = speaker(node);
+      if (from && !heard[static_cast<std::size_t>(node)]) heard[static_cast<std::size_t>(node)] = link_.take(*from, node_meeting);
     }
-    if (std::chrono::steady_clock::now() >= end)
-      throw FaultError(
-          {rank(), rank_on(node), what, fmt::format("message of node {}", node), static_cast<std::uint64_t>(nodes_), heard});
-    pause.rest();
+    if (last || !first_missing(heard)) break;
   }
-  while (!link_->idle() && std::chrono::steady_clock::now() < end) pause.rest();
-  return all;
+  for (PollPause pause; !link_.idle() && std::chrono::steady_clock::now() < end;) pause.rest();
+  return heard;
+}
+
+std::optional<int> NodeGroup::first_missing(const Heard& heard) const {
+  for (int node = 0; node < nodes_; ++node) {
+    if (speaker(node) && !heard[static_cast<std::size_t>(node)]) return node;
+  }
+  return std::nullopt;
+}
+
+NodeGroup::Heard NodeGroup::meet(const NodeMessage& mine, const std::string& what) {
+  Heard heard = hear_nodes(mine);
+  if (const auto missing = first_missing(heard)) {
+    const auto came = std::count_if(heard.begin(), heard.end(), [](const auto& one) { return one.has_value(); });
+    throw FaultError({rank(), *speaker(*missing), what, fmt::format("message of node {}", *missing),
+                      static_cast<std::uint64_t>(nodes_), static_cast<std::uint64_t>(came)});
+  }
+  return heard;
 }
 
 void NodeGroup::barrier(const std::string& what) {
@@ -83,8 +101,10 @@ void NodeGroup::barrier(const std::string& what) {
 
 std::vector<std::string> NodeGroup::exchange(const std::string& mine, const std::string& what) {
   std::vector<std::string> all;
-  for (const NodeMessage& message : meet(packed(inside_->exchange(mine, what)), what)) {
-    for (std::string& text : unpacked(message)) all.push_back(std::move(text));
+  for (const auto& message : meet(packed(inside_->exchange(mine, what)), what)) {
+    // Lost ranks say nothing.
+    const auto texts = message ? unpacked(*message) : std::vector<std::string>(static_cast<std::size_t>(inside_->ranks()));
+    all.insert(all.end(), texts.begin(), texts.end());
   }
   if (all.size() != static_cast<std::size_t>(ranks()))
     throw Error(ErrorKind::fault, fmt::format("{}: {} texts came for {} ranks; do all nodes have {} ranks?", what, all.size(),
@@ -104,7 +124,42 @@ void NodeGroup::release_heap(const HeapMapping& heap) {
 }
 
 void NodeGroup::reset(const std::vector<bool>&) {
-  throw InputError("a group over several nodes cannot go on after a fault; start it again with the nodes that are left");
+  throw InputError(
+      "a group over several nodes is not reset by hand after a fault; under recovery (RecoveringLayers) it goes on with those who "
+      "are left");
+}
+
+Store& NodeGroup::store() {
+  if (!store_)
+    throw InputError(
+        "this group over several nodes has no store that all of them reach, which recovery needs; give the group one when it is "
+        "joined (open_directory_store)");
+  return *store_;
+}
+
+void NodeGroup::begin_era(std::uint32_t era, const std::vector<bool>& live) {
+  if (live.size() != live_.size())
+    throw InputError(fmt::format("an era with {} live flags for {} ranks", live.size(), live_.size()));
+  const auto first = live.begin() + node_ * inside_->ranks();
+  inside_->begin_era(era, std::vector<bool>(first, first + inside_->ranks()));
+  live_ = live;
+  link_.begin(era);
+  const Heard heard = hear_nodes({});
+  const auto missing = first_missing(heard);
+  if (!missing) return;
+  note_unheard(era, heard);
+  // No rank is named: it may wait for one of its own node that was lost since, and will come to the next roll call.
+  throw FaultError({rank(), -1, "group reset", fmt::format("message of node {}", *missing), era, 0});
+}
+
+/// All may live and reach the store, and yet not each other: the next roll call has to know (recovery/agreement.hpp).
+void NodeGroup::note_unheard(std::uint32_t era, const Heard& heard) {
+  std::uint32_t bits = 0;
+  for (int node = 0; node < std::min(nodes_, 32); ++node)
+    bits |= speaker(node) && !heard[static_cast<std::size_t>(node)] ? 1u << node : 0u;
+  const StoreKey mine{StoreKey::Kind::unheard, rank()};
+  std::uint64_t last = store().get(mine);
+  while (last < pack_word(era, 0) && !store().compare_set(mine, last, pack_word(era, bits))) continue;
 }
 
 namespace {
@@ -115,23 +170,46 @@ void check_nodes(int nodes, int ranks_a_node) {
 }  // namespace
 
 std::unique_ptr<Group> join_nodes(const std::string& name, int node, int place, int nodes, int ranks_a_node,
-                                  std::shared_ptr<NodeLink> link, const GroupOptions& options) {
+                                  std::shared_ptr<NodeLink> link, const GroupOptions& options, std::shared_ptr<Store> store) {
   check_nodes(nodes, ranks_a_node);
   auto inside = join_host_group(name, place, ranks_a_node, options);
-  auto group = std::make_unique<NodeGroup>(std::move(inside), std::move(link), node, nodes);
+  auto group = std::make_unique<NodeGroup>(std::move(inside), std::move(link), node, nodes, std::move(store));
   group->barrier("joining the nodes");
   return group;
 }
 
+std::unique_ptr<Group> rejoin_nodes(Returning returning, const std::string& name, int node, int place, int nodes, int ranks_a_node,
+                                    std::shared_ptr<NodeLink> link, std::shared_ptr<Store> store, const GroupOptions& options) {
+  check_nodes(nodes, ranks_a_node);
+  auto inside = returning == Returning::node ? join_host_group(name, place, ranks_a_node, options)
+                                             : rejoin_host_group(name, place, ranks_a_node, options);
+  return std::make_unique<NodeGroup>(std::move(inside), std::move(link), node, nodes, std::move(store));
+}
+
+namespace {
+/// Virtual nodes share a process, so what all of them reach is its memory.
+std::shared_ptr<Store> memory_store(const std::shared_ptr<std::byte>& control, int rank, int ranks) {
+  struct Kept {
+    std::shared_ptr<std::byte> control;
+    HostStore store;
+  };
+  const auto kept = std::make_shared<Kept>(Kept{control, HostStore({control.get(), control_stride, rank, ranks})});
+  return {kept, &kept->store};
+}
+}  // namespace
+
 std::vector<std::unique_ptr<Group>> create_virtual_nodes(int nodes, int ranks_a_node, const GroupOptions& options) {
   check_nodes(nodes, ranks_a_node);
-  const auto links = create_memory_links(nodes * ranks_a_node);
+  const int ranks = nodes * ranks_a_node;
+  const auto links = create_memory_links(ranks);
+  const auto control = create_group_memory(ranks)->map(0, control_stride * static_cast<std::size_t>(ranks));
   std::vector<std::unique_ptr<Group>> group;
   for (int node = 0; node < nodes; ++node) {
     const auto memory = create_group_memory(ranks_a_node);
     for (int place = 0; place < ranks_a_node; ++place) {
       group.push_back(std::make_unique<NodeGroup>(std::make_unique<HostGroup>(memory, place, ranks_a_node, options),
-                                                  links[group.size()], node, nodes));
+                                                  links[group.size()], node, nodes,
+                                                  memory_store(control, static_cast<int>(group.size()), ranks)));
     }
   }
   return group;

@@ -96,6 +96,10 @@ std::unique_ptr<HostGroup> join_host_group(const std::string& name, int rank, in
 }
 
 std::unique_ptr<Group> rejoin_process_group(const std::string& name, int rank, int ranks, const GroupOptions& options) {
+  return rejoin_host_group(name, rank, ranks, options);
+}
+
+std::unique_ptr<HostGroup> rejoin_host_group(const std::string& name, int rank, int ranks, const GroupOptions& options) {
   check_group_size(rank, ranks);
   auto memory = knock(name, rank, ranks, Clock::now() + options.deadline);
   return std::make_unique<HostGroup>(std::move(memory), rank, ranks, options, std::make_unique<Door>(name, rank));

@@ -42,10 +42,11 @@ LostRankError::LostRankError(int rank, std::uint32_t generation, const Members& 
       rank_(rank),
       members_(now) {}
 
-Agreement::Agreement(Store& store, int rank, int ranks)
+Agreement::Agreement(Store& store, int rank, int ranks, std::optional<int> ranks_a_node)
     : store_(store),
       rank_(rank),
       ranks_(ranks),
+      ranks_a_node_(ranks_a_node.value_or(ranks)),
       members_{0, std::vector<bool>(static_cast<std::size_t>(ranks), true)},
       here_word_(get(Kind::here, rank)),
       finished_word_(get(Kind::finished, rank)) {}
@@ -137,18 +138,72 @@ void Agreement::hold(std::uint32_t generation, const std::vector<bool>& suspects
     }
     return true;
   };
+  const auto excuse = [&](const std::vector<bool>& missing) {
+    for (std::size_t rank = 0; rank < expected.size(); ++rank) expected[rank] = expected[rank] && !missing[rank];
+  };
   if (store_.wait(all_here, begin + patience.suspects)) return;
-  for (std::size_t rank = 0; rank < expected.size(); ++rank) expected[rank] = expected[rank] && !suspects[rank];
+  excuse(suspects);
+  if (ranks_a_node_ < ranks_) {
+    if (store_.wait(all_here, begin + patience.mates)) return;
+    excuse(mates_missing(suspects, generation));
+  }
   store_.wait(all_here, begin + patience.others);
 }
 
-/// Those who came, as this rank sees it now. A chunk is decided once, whoever's proposal it takes.
+/// Ranks of suspects' nodes of which nobody has come: the node is lost, not a rank of it.
+std::vector<bool> Agreement::mates_missing(const std::vector<bool>& suspects, std::uint32_t generation) const {
+  std::vector<bool> missing(suspects.size(), false);
+  for (int first = 0; first < ranks_; first += ranks_a_node_) {
+    bool suspected = false, here = false;
+    for (int rank = first; rank < first + ranks_a_node_; ++rank) {
+      suspected = suspected || suspects[static_cast<std::size_t>(rank)];
+      here = here || came(rank, generation);
+    }
+    std::fill_n(missing.begin() + first, ranks_a_node_, suspected && !here);
+  }
+  return missing;
+}
+
+/// All members live and reach the store, but when they met for the mask before this one, nodes did not hear each other. As few as
+/// possible are left out, one after the other: whom most do not hear, of several the last. By node. Nobody where a member is
+/// missing: who waited for that one has not spoken either.
+std::vector<bool> Agreement::cut_off(std::uint32_t generation) const {
+  const int nodes = ranks_ / ranks_a_node_;
+  std::vector<bool> out(static_cast<std::size_t>(nodes), false);
+  if (nodes == 1) return out;
+  std::vector<std::uint32_t> unheard(out.size(), 0);
+  for (int rank = 0; rank < ranks_; ++rank) {
+    if (!members_.live[static_cast<std::size_t>(rank)]) continue;
+    if (!came(rank, generation)) return out;
+    const std::uint64_t word = get(Kind::unheard, rank);
+    if (generation_of(word) + 1 == generation) unheard[static_cast<std::size_t>(rank / ranks_a_node_)] |= word_value(word);
+  }
+  const auto apart = [&](int a, int b) {
+    const auto lacks = [&](int of, int other) { return other < 32 && (unheard[static_cast<std::size_t>(of)] >> other & 1) != 0; };
+    return !out[static_cast<std::size_t>(a)] && !out[static_cast<std::size_t>(b)] && lacks(a, b) && lacks(b, a);
+  };
+  for (;;) {
+    int most = 0, worst = 0;
+    for (int node = 0; node < nodes; ++node) {
+      int lacking = 0;
+      for (int other = 0; other < nodes; ++other) lacking += apart(node, other) ? 1 : 0;
+      if (lacking >= most) most = lacking, worst = node;
+    }
+    if (most == 0) return out;
+    out[static_cast<std::size_t>(worst)] = true;
+  }
+}
+
+/// Those who came, as this rank sees it now, but for who is cut off. A chunk is decided once, whoever's proposal it takes.
 void Agreement::propose(std::uint32_t generation) {
+  const std::vector<bool> out = cut_off(generation);
   for (int chunk = 0; chunk < chunks(); ++chunk) {
     std::uint64_t word = get(Kind::mask, chunk);
     std::uint32_t bits = 0;
     for (int bit = 0; bit < 32 && 32 * chunk + bit < ranks_; ++bit) {
-      if (generation_of(get(Kind::here, 32 * chunk + bit)) == generation) bits |= 1u << bit;
+      const int rank = 32 * chunk + bit;
+      const bool is_in = generation_of(get(Kind::here, rank)) == generation && !out[static_cast<std::size_t>(rank / ranks_a_node_)];
+      bits |= is_in ? 1u << bit : 0u;
     }
     while (generation_of(word) < generation && !store_.compare_set({Kind::mask, chunk}, word, pack_word(generation, bits)))
       continue;

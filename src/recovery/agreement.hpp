@@ -14,16 +14,18 @@
 
 namespace heddle {
 
-/// How long a roll call waits for a rank: for one that an error has named, and for any other.
+/// How long a roll call waits for a rank: for one that an error has named, for those of its node where nobody of that has come, and
+/// for any other.
 struct Patience {
   std::chrono::nanoseconds suspects{};
   std::chrono::nanoseconds others{};
+  std::chrono::nanoseconds mates = others;
 };
 
 class Agreement {
  public:
-  /// A rank that enters together with all others, in generation 0.
-  Agreement(Store& store, int rank, int ranks);
+  /// A rank that enters together with all others, in generation 0. `ranks_a_node`: where ranks are on several nodes.
+  Agreement(Store& store, int rank, int ranks, std::optional<int> ranks_a_node = {});
 
   const Members& members() const { return members_; }
   std::uint32_t finished() const { return finished_; }  ///< steps
@@ -54,13 +56,15 @@ class Agreement {
   bool came(int rank, std::uint32_t generation) const;
   bool decided(std::uint32_t generation) const;
   void hold(std::uint32_t generation, const std::vector<bool>& suspects, const Patience& patience);
+  std::vector<bool> mates_missing(const std::vector<bool>& suspects, std::uint32_t generation) const;
   void propose(std::uint32_t generation);
+  std::vector<bool> cut_off(std::uint32_t generation) const;
   bool adopt(std::uint32_t generation);
   Members masked() const;
   LostRankError lost() const;
 
   Store& store_;
-  int rank_, ranks_;
+  int rank_, ranks_, ranks_a_node_;
   Members members_;
   std::uint32_t finished_ = 0;
   bool late_ = false;                        ///< this rank does not know yet how many steps are finished

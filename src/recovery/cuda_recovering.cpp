@@ -2,6 +2,7 @@
 // mapped until then, so kernels under way end by their deadline and nowhere else.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -26,6 +27,10 @@ struct RecoveringDeviceLayers::Impl {
         driver(group, options,
                {[this] { interrupt(); }, [this](const Members& members, Interruption& times) { rebuild(members, times); },
                 [this](int rank) { return process_of(rank); }}) {
+    if (group.nodes() > 1 || mine.nodes.nodes > 1) {
+      throw InputError(fmt::format("recovery on GPUs knows one node, there are {}; the host engine's RecoveringLayers know several",
+                                   std::max(group.nodes(), mine.nodes.nodes)));
+    }
     for (const ContextLayer& layer : original) {
       check_movable(layer);
       if (layer.placement.ranks() != group.ranks() * mine.ranks) {

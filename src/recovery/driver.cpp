@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -26,11 +27,14 @@ struct RecoveryDriver::Trouble {
 };
 
 RecoveryDriver::RecoveryDriver(Group& group, const RecoveryOptions& options, Engine engine)
-    : group_(group), options_(options), engine_(std::move(engine)), agreement_(group.store(), group.rank(), group.ranks()) {}
+    : group_(group),
+      options_(options),
+      engine_(std::move(engine)),
+      agreement_(group.store(), group.rank(), group.ranks(), group.ranks() / group.nodes()) {}
 
 Patience RecoveryDriver::patience() const {
-  const std::chrono::nanoseconds others = options_.patience.value_or(std::chrono::milliseconds(0));
-  return {options_.grace, options_.patience ? others : 3 * group_.deadline()};
+  const std::chrono::nanoseconds others = options_.patience ? *options_.patience : 3 * group_.deadline();
+  return {options_.grace, others, std::min(group_.deadline(), others)};
 }
 
 std::vector<bool> RecoveryDriver::suspects(int member) const {

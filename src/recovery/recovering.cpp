@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "exchange/nodes/mail.hpp"
 #include "layer/body.hpp"
 #include "recovery/driver.hpp"
 #include "recovery/moving.hpp"
@@ -25,7 +26,9 @@ struct RecoveringLayers::Impl {
   }
 
   void interrupt() {
-    if (workspace) raise_abort(workspace->view(), {{WordKind::failed, -1, -1}, group.rank(), 0, 0});
+    const FaultRecord record{{WordKind::failed, -1, -1}, group.rank(), 0, 0};
+    if (workspace) raise_abort(workspace->view(), record);
+    if (group.link() != nullptr) tell_nodes(*group.link(), group.live(), group.ranks() / group.nodes(), group.rank(), record);
   }
 
   void rebuild(const Members& members, Interruption& times) {

@@ -67,6 +67,11 @@ __device__ inline int add_acq_rel_cta(std::uint32_t address, int value, bool ask
 __device__ inline void fence_acquire_release_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 /// A value that all lanes have, in a way that the compiler knows it: loops and products that hang on it stay uniform.
 __device__ inline int uniform(int value) { return static_cast<int>(__reduce_or_sync(0xFFFFFFFFu, static_cast<unsigned>(value))); }
+/// A value that the compiler finds only here: what is worked out from it keeps no registers before.
+__device__ inline int only_here(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
 /// Nobody waits for it.
 __device__ inline void add_relaxed_gpu(std::uint64_t* address, std::uint64_t value) {
   asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
@@ -116,6 +121,10 @@ __device__ inline void fence_proxies() { asm volatile("fence.proxy.async;" ::: "
 __device__ inline void fence_global_proxies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 /// The same for the CTA's shared memory alone.
 __device__ inline void fence_shared_proxies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+/// To a word of shared memory that others of the CTA may do the same to.
+__device__ inline void min_relaxed_cta(std::int32_t* address, std::int32_t value) {
+  asm volatile("red.relaxed.cta.shared::cta.min.s32 [%0], %1;" ::"r"(shared_address(address)), "r"(value) : "memory");
+}
 /// A barrier in shared memory whose phase ends when `arrivals` threads have come and the bytes that they expect are there.
 __device__ inline void make_barrier(std::uint32_t barrier, std::uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");

@@ -14,6 +14,7 @@
 
 #include "group/cuda_driver.hpp"
 #include "heddle/error.hpp"
+#include "trace/cuda_clock.hpp"
 #include "trace/words.hpp"
 
 namespace heddle::trace {
@@ -49,11 +50,11 @@ struct Part {
 const DeviceLaneHead& head_of(const DeviceRecord* lane) { return *reinterpret_cast<const DeviceLaneHead*>(lane); }
 
 /// Nanoseconds of an SM's cycles, by the two pairs of stamps of every lane of a CTA. All SMs of a GPU run at one rate; globaltimer
-/// goes in steps, which the mean over the CTA's pairs evens out.
+/// goes in steps, which the mean over the CTA's pairs evens out. Times are the host's.
 class SmClock {
  public:
-  SmClock(const std::vector<const DeviceLaneHead*>& heads, double rate)
-      : cycle_(heads.front()->clocks[0]), nanosecond_(heads.front()->nanoseconds[0]), rate_(rate) {
+  SmClock(const std::vector<const DeviceLaneHead*>& heads, double rate, const ClockFit& host)
+      : host_(host), cycle_(heads.front()->clocks[0]), nanosecond_(heads.front()->nanoseconds[0]), rate_(rate) {
     double sum = 0;
     for (const DeviceLaneHead* head : heads) {
       for (int which = 0; which < 2; ++which) {
@@ -65,11 +66,12 @@ class SmClock {
   }
   std::int64_t at(std::uint64_t cycle) const {
     const auto cycles = static_cast<double>(static_cast<std::int64_t>(cycle - cycle_));
-    return static_cast<std::int64_t>(nanosecond_) + std::llround(offset_ + cycles * rate_);
+    return host_.host_time(static_cast<std::int64_t>(nanosecond_) + std::llround(offset_ + cycles * rate_));
   }
   std::int64_t length(std::uint32_t cycles) const { return static_cast<std::int64_t>(static_cast<double>(cycles) * rate_); }
 
  private:
+  const ClockFit& host_;
   std::uint64_t cycle_;
   std::uint64_t nanosecond_;
   double rate_;
@@ -110,6 +112,16 @@ Lane lane_of(const DeviceRecord* records, const Part& part, const LaneName& name
 
 }  // namespace
 
+namespace {
+
+/// Of a GPU, in a call.
+struct Rates {
+  double cycle = 1.0;  ///< nanoseconds
+  ClockFit host;
+};
+
+}  // namespace
+
 struct Arena::Impl {
   int device = 0;
   DeviceRecord* records = nullptr;
@@ -117,8 +129,9 @@ struct Arena::Impl {
   std::size_t used = 0;
   int refused = 0;  ///< launches
   std::vector<Part> parts;
+  ClockOffset before;  ///< of its clock, when the arena was made
 
-  void collect(const Part& part, int number, const DeviceRecord* all, double rate, Recorder& to) const;
+  void collect(const Part& part, int number, const DeviceRecord* all, const Rates& rates, Recorder& to) const;
   double rate(const std::vector<DeviceRecord>& all) const;
 };
 
@@ -129,6 +142,7 @@ Arena::Arena(int device, std::size_t bytes) : impl_(std::make_unique<Impl>()) {
   check(cudaMalloc(reinterpret_cast<void**>(&impl_->records), bytes), "memory for a trace");
   check(cudaMemset(impl_->records, 0, bytes), "zeroing of a trace");
   check(cudaDeviceSynchronize(), "zeroing of a trace");
+  impl_->before = offset_of(sample_clock(device));
 }
 Arena::~Arena() {
   const cuda::DeviceScope scope(impl_->device);
@@ -163,7 +177,7 @@ double Arena::Impl::rate(const std::vector<DeviceRecord>& all) const {
   return rate;
 }
 
-void Arena::Impl::collect(const Part& part, int number, const DeviceRecord* all, double rate, Recorder& to) const {
+void Arena::Impl::collect(const Part& part, int number, const DeviceRecord* all, const Rates& rates, Recorder& to) const {
   const auto lane_at = [&](int cta, int warp) {
     return all + part.first + static_cast<std::size_t>(cta * part.warps() + warp) * part.room();
   };
@@ -174,7 +188,7 @@ void Arena::Impl::collect(const Part& part, int number, const DeviceRecord* all,
       if (head.opened != 0 && head.clocks[1] != 0) heads.push_back(&head);
     }
     if (heads.empty()) continue;
-    const SmClock clock(heads, rate);
+    const SmClock clock(heads, rates.cycle, rates.host);
     for (const DeviceLaneHead* head : heads) {
       const LaneName name{part.launch.first_rank + cta / part.launch.ctas, static_cast<Role>(head->role),
                           static_cast<int>(head->number), cta % part.launch.ctas, number};
@@ -193,9 +207,10 @@ void Arena::collect(Recorder& to) const {
   const cuda::DeviceScope scope(impl_->device);
   std::vector<DeviceRecord> all(impl_->used);
   check(cudaMemcpy(all.data(), impl_->records, impl_->used * sizeof(DeviceRecord), cudaMemcpyDeviceToHost), "copying of a trace");
-  const double rate = impl_->rate(all);
+  const Rates rates{impl_->rate(all), ClockFit(impl_->before, offset_of(sample_clock(impl_->device)))};
+  to.note_clock(impl_->device, rates.host.uncertainty());
   int number = 0;
-  for (const Part& part : impl_->parts) impl_->collect(part, number++, all.data(), rate, to);
+  for (const Part& part : impl_->parts) impl_->collect(part, number++, all.data(), rates, to);
 }
 
 Recording::Recording(Arena* arena) : outer_(std::exchange(names().arena, arena)) {}

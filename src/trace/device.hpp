@@ -16,6 +16,7 @@ constexpr bool fits_cells(int threads) { return threads <= 32 * most_warps; }
 #if defined(HEDDLE_TRACE)
 
 inline constexpr bool kernels_record = true;
+inline constexpr int cell_bytes = most_warps * 24;  ///< of a CTA's shared memory, beside what the kernel asks for
 
 /// A span as a warp leaves it. Times are the SM's own cycles (clock64): they take a few of them to read, and waits in a ring are
 /// tens of nanoseconds, while globaltimer may stand still for longer than that. A lane's two pairs of both clocks tie them.
@@ -53,6 +54,7 @@ struct DeviceTrace {
 #else
 
 inline constexpr bool kernels_record = false;
+inline constexpr int cell_bytes = 0;
 struct DeviceTrace {};
 
 #endif

@@ -15,7 +15,7 @@ struct WarpCell {
   std::uint32_t spans = 0;
   std::uint32_t waited[summed_waits] = {};
 };
-static_assert(sizeof(WarpCell) == 24);
+static_assert(sizeof(WarpCell) * most_warps == cell_bytes);
 
 /// Address of this warp's.
 __device__ inline std::uint32_t cell() {

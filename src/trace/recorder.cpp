@@ -37,6 +37,12 @@ void Recorder::add(Lane lane) {
   lanes_.push_back(std::move(lane));
 }
 
+void Recorder::note_clock(int device, std::int64_t uncertainty) {
+  const std::lock_guard lock(opening_);
+  std::int64_t& noted = clocks_[device];
+  noted = std::max(noted, uncertainty);
+}
+
 Trace Recorder::take() {
   Trace trace(std::make_move_iterator(lanes_.begin()), std::make_move_iterator(lanes_.end()));
   lanes_.clear();

@@ -6,7 +6,9 @@
 //   const Trace trace = recorder.take();
 #pragma once
 
+#include <cstdint>
 #include <deque>
+#include <map>
 #include <mutex>
 
 #include "trace/span.hpp"
@@ -19,12 +21,17 @@ class Recorder {
   Lane& open(const LaneName& name);
   /// Likewise one that was recorded elsewhere.
   void add(Lane lane);
+  /// Lanes of this GPU are on the host's clock, wrong by this many nanoseconds at most.
+  void note_clock(int device, std::int64_t uncertainty);
+  /// By GPU; empty where all lanes are the host's own.
+  std::map<int, std::int64_t> clocks() const { return clocks_; }
   /// All lanes in the order of their names, times from the first one's begin on; the recorder is empty then. Nobody is attached.
   Trace take();
 
  private:
   std::mutex opening_;
   std::deque<Lane> lanes_;  ///< stay where they are
+  std::map<int, std::int64_t> clocks_;
 };
 
 /// Who a thread records for: handed to the threads it starts. Empty: nobody.

@@ -38,6 +38,7 @@ std::string describe(const ExpertOptions& options, const DeviceExpertsOptions& d
        << (options.weight_at == WeightAt::combine ? "combine" : "activation") << (options.clamp ? ", clamped" : "") << "; "
        << (device.row_blocks == DeviceRowBlocks::automatic ? "automatic"
            : device.row_blocks == DeviceRowBlocks::small   ? "small"
+           : device.row_blocks == DeviceRowBlocks::medium  ? "medium"
                                                            : "large")
        << " row blocks, "
        << (device.fused_activation                             ? "fused activation"
@@ -224,7 +225,8 @@ struct Variant {
 constexpr Variant variants[] = {
     {DeviceRowBlocks::small, true, ActivationGrid::persistent},  {DeviceRowBlocks::large, true, ActivationGrid::persistent},
     {DeviceRowBlocks::small, false, ActivationGrid::persistent}, {DeviceRowBlocks::large, false, ActivationGrid::padded},
-    {DeviceRowBlocks::small, false, ActivationGrid::padded},     {DeviceRowBlocks::large, false, ActivationGrid::persistent}};
+    {DeviceRowBlocks::small, false, ActivationGrid::padded},     {DeviceRowBlocks::large, false, ActivationGrid::persistent},
+    {DeviceRowBlocks::medium, true, ActivationGrid::persistent}, {DeviceRowBlocks::medium, false, ActivationGrid::persistent}};
 
 TEST_P(ExpertsGpu, EveryRunnerAndConfigurationGivesTheSameBits) {
   const std::uint64_t seed = test_seed();

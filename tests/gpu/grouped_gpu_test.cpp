@@ -200,7 +200,7 @@ TEST_P(GroupedGpu, LayoutsAreTheHostEngines) {
     SCOPED_TRACE(of.text());
     const int alignment = pick(random, 0, 1) == 0 ? 128 : pick(random, 1, 40), room = count + groups * alignment + 7;
     std::vector<std::vector<bf16>> found;
-    for (const DeviceRowBlocks blocks : {DeviceRowBlocks::small, DeviceRowBlocks::large}) {
+    for (const DeviceRowBlocks blocks : {DeviceRowBlocks::small, DeviceRowBlocks::medium, DeviceRowBlocks::large}) {
       Bed bed(of, room, blocks);
       found.push_back(bed.contiguous(NobodysRows::left, "contiguous rows"));
       found.push_back(bed.contiguous(NobodysRows::zeroed, "contiguous rows, others zeroed"));

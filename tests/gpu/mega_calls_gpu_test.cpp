@@ -233,12 +233,12 @@ TEST(MegaCallsGpu, AShareOfTheSms) {
   }
 }
 
-// Either kernel, whatever the batch; both cut blocks that are larger than their tiles, the shared expert's as well.
-TEST(MegaCallsGpu, EitherSizeOfRowBlocks) {
+// Each kernel, whatever the batch; all cut blocks that are larger than their tiles, the shared expert's as well.
+TEST(MegaCallsGpu, EverySizeOfRowBlocks) {
   SKIP_WITHOUT_GPU();
-  for (const DeviceRowBlocks blocks : {DeviceRowBlocks::small, DeviceRowBlocks::large}) {
+  for (const DeviceRowBlocks blocks : {DeviceRowBlocks::small, DeviceRowBlocks::medium, DeviceRowBlocks::large}) {
     for (const WeightKind kind : fused_kinds) {
-      SCOPED_TRACE(blocks == DeviceRowBlocks::small ? "small blocks" : "large blocks");
+      SCOPED_TRACE(::testing::Message() << "size of row blocks " << static_cast<int>(blocks));
       Case c = with_shared(fused_case(4, kind), kind, false);
       c.options.cap = 150;
       c.tokens = {150, 0, 33, 1};

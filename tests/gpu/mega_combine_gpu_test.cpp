@@ -9,7 +9,7 @@ constexpr Wire quantised_wires[] = {Wire::fp8, Wire::nvfp4};
 
 /// Either shape of row blocks, batches of its size and of a few tokens.
 void expect_equal_in_both_row_blocks(Case c) {
-  for (const DeviceRowBlocks blocks : {DeviceRowBlocks::small, DeviceRowBlocks::large}) {
+  for (const DeviceRowBlocks blocks : {DeviceRowBlocks::small, DeviceRowBlocks::medium, DeviceRowBlocks::large}) {
     c.options.cap = 200;
     c.tokens.assign(static_cast<std::size_t>(c.ranks()), 200);
     c.tokens.back() = 67;
@@ -113,7 +113,7 @@ TEST(MegaCombineGpu, UpToTwoAddedResultsHaveTheBitsOfSlots) {
 TEST(MegaCombineGpu, ManyAddedResultsDifferByTheirRoundings) {
   SKIP_WITHOUT_GPU();
   for (const WeightKind kind : fused_kinds) {
-    for (const DeviceRowBlocks blocks : {DeviceRowBlocks::small, DeviceRowBlocks::large}) {
+    for (const DeviceRowBlocks blocks : {DeviceRowBlocks::small, DeviceRowBlocks::medium, DeviceRowBlocks::large}) {
       Case c = with_added_results(with_shared(fused_case(4, kind), kind, false));
       c.options.cap = 300;
       c.tokens = {300, 211, 300, 64};

@@ -53,7 +53,7 @@ TEST(MegaGpu, SharedExperts) {
 // four slabs, and steps by odd and even numbers.
 TEST(MegaGpu, Fp8SharedExpertsBesideMxfp4) {
   SKIP_WITHOUT_GPU();
-  for (const DeviceRowBlocks blocks : {DeviceRowBlocks::small, DeviceRowBlocks::large}) {
+  for (const DeviceRowBlocks blocks : {DeviceRowBlocks::small, DeviceRowBlocks::medium, DeviceRowBlocks::large}) {
     for (const Quantisation& quantisation : quantisations_of(WeightKind::mxfp4)) {
       for (const int hidden : {64, 448, 576}) {
         for (const int shared_intermediate : {64, 192, 320}) {

@@ -27,7 +27,9 @@ inline const char* name_of(WeightKind kind) {
   constexpr const char* names[] = {"bf16", "fp8_block", "mxfp4", "nvfp4", "mxfp8"};
   return names[static_cast<int>(kind)];
 }
-inline const char* name_of(RowBlocks blocks) { return blocks == RowBlocks::small ? "small" : "large"; }
+inline const char* name_of(RowBlocks blocks) {
+  return blocks == RowBlocks::small ? "small" : blocks == RowBlocks::medium ? "medium" : "large";
+}
 
 using ValueAt = std::function<float(int row, int column)>;
 

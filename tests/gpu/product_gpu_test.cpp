@@ -16,7 +16,7 @@
 namespace heddle::sm90 {
 namespace {
 
-constexpr RowBlocks both[] = {RowBlocks::small, RowBlocks::large};
+constexpr RowBlocks sizes[] = {RowBlocks::small, RowBlocks::medium, RowBlocks::large};
 constexpr std::uint16_t poison = 0x7F7F;
 
 bool is_e4m3(WeightKind kind) { return slab_shape(kind).operand == Operand::e4m3; }
@@ -44,7 +44,7 @@ void expect_fit(const ProductKernel& kernel) {
 }
 
 TEST_P(Product, AFits) {
-  for (const RowBlocks blocks : both) {
+  for (const RowBlocks blocks : sizes) {
     for (const bool activates : {false, true}) {
       for (const KernelCalls calls : {KernelCalls::plain, KernelCalls::any}) {
         SCOPED_TRACE(::testing::Message() << name_of(blocks) << " row blocks" << (activates ? ", activating" : "")
@@ -67,7 +67,7 @@ float one(int, int) { return 1.0f; }
 TEST_P(Product, BStarts) {
   ProductBed bed(kind(), one_expert(matrix_of(kind(), 64, 128, one)));
   const Tokens tokens{8, 128, one, usual_scales(kind()), ScaleFormat::ue8m0, {}};
-  for (const RowBlocks blocks : both) {
+  for (const RowBlocks blocks : sizes) {
     for (const int ctas : {1, 16}) {
       const std::vector<bf16> out = bed.run(tokens, {0}, blocks, ctas);
       EXPECT_TRUE(std::all_of(out.begin(), out.end(), [](bf16 value) { return value.bits == poison; })) << "no rows, but results";
@@ -142,7 +142,7 @@ void expect_identity(WeightKind kind, RowBlocks blocks, int rows, int count, int
 }
 
 TEST_P(Product, CIdentityOfEightTokens) {
-  for (const RowBlocks blocks : both) {
+  for (const RowBlocks blocks : sizes) {
     for (const int first : {0, 8, 56, 120}) {
       expect_identity(kind(), blocks, 64, 8, first);
       if (HasFailure()) return;
@@ -151,7 +151,7 @@ TEST_P(Product, CIdentityOfEightTokens) {
 }
 
 TEST_P(Product, DIdentityOfAllTokens) {
-  for (const RowBlocks blocks : both) {
+  for (const RowBlocks blocks : sizes) {
     for (const int rows : {64, 128, 256, 320}) {
       expect_identity(kind(), blocks, rows, 128, 0);
       if (HasFailure()) return;
@@ -198,7 +198,7 @@ void expect_sums(const ProductBed& bed, const Tokens& tokens, const std::vector<
 int same(int flat) { return flat; }
 
 TEST_P(Product, EOnesTellHowManyColumnsAreAdded) {
-  for (const RowBlocks blocks : both) {
+  for (const RowBlocks blocks : sizes) {
     for (const int cols : {128, 64, 192, 256, 320}) {
       SCOPED_TRACE(::testing::Message() << name_of(blocks) << " row blocks, K = " << cols);
       ProductBed bed(kind(), one_expert(matrix_of(kind(), 64, cols, one)));
@@ -213,7 +213,7 @@ TEST_P(Product, EOnesTellHowManyColumnsAreAdded) {
 TEST_P(Product, FScalesOfTokens) {
   const std::vector<TokenScales> all = is_e4m3(kind()) ? std::vector{TokenScales::by_128, TokenScales::by_32}
                                                        : std::vector{TokenScales::none, TokenScales::by_128, TokenScales::by_32};
-  for (const RowBlocks blocks : both) {
+  for (const RowBlocks blocks : sizes) {
     for (const TokenScales scaling : all) {
       for (const ScaleFormat format : {ScaleFormat::ue8m0, ScaleFormat::f32}) {
         SCOPED_TRACE(::testing::Message() << name_of(blocks) << " row blocks, scales by "
@@ -232,7 +232,7 @@ TEST_P(Product, FScalesOfTokens) {
 }
 
 TEST_P(Product, GScalesOfWeights) {
-  for (const RowBlocks blocks : both) {
+  for (const RowBlocks blocks : sizes) {
     SCOPED_TRACE(::testing::Message() << name_of(blocks) << " row blocks");
     const int group = kind() == WeightKind::nvfp4 ? 16 : 32;
     const ValueAt scale = [&](int n, int k) {
@@ -266,7 +266,7 @@ TEST_P(Product, HWholeNumbersOfEveryCountOfRows) {
   ProductBed bed(kind(), one_expert(whole_numbers(random, kind(), 320, 320)));
   for (const int count : {1, 7, 8, 9, 16, 17, 31, 32, 33, 64, 65, 95, 96, 97, 127, 128, 129, 200}) {
     const Tokens tokens = whole_tokens(random, kind(), count, 320);
-    for (const RowBlocks blocks : both) {
+    for (const RowBlocks blocks : sizes) {
       for (const int ctas : {1, 3}) {
         SCOPED_TRACE(::testing::Message() << "seed " << seed << ", " << count << " rows, " << name_of(blocks) << " row blocks, "
                                           << ctas << " CTAs, rows " << (ctas == 1 ? "in boxes" : "one by one"));
@@ -295,7 +295,7 @@ TEST_P(Product, IWholeNumbersOfManyExperts) {
     ProductBed bed(kind(), std::move(all));
     const int total = std::accumulate(counts.begin(), counts.end(), 0);
     const Tokens tokens = whole_tokens(random, kind(), std::max(total, 1), cols);
-    for (const RowBlocks blocks : both) {
+    for (const RowBlocks blocks : sizes) {
       for (const int ctas : {5, 132}) {
         SCOPED_TRACE(::testing::Message() << "seed " << seed << ", " << experts << " experts, " << total << " rows, "
                                           << name_of(blocks) << " row blocks, " << ctas << " CTAs");
@@ -327,7 +327,7 @@ TEST_P(Product, JRowMaps) {
   const Tokens many = whole_tokens(random, kind(), 3 * block_rows, 192);
   const auto in_blocks = [&](int flat) { return flat < 5 ? flat : 2 * block_rows + flat - 5; };
   const auto listed = [&](int flat) { return flat < 5 ? 100 + flat : 7 + flat - 5; };
-  for (const RowBlocks blocks : both) {
+  for (const RowBlocks blocks : sizes) {
     const RowMap by_list{RowMap::Kind::flat, 0, nullptr, device_list.data()};
     const RowMap by_places{RowMap::Kind::flat, 0, nullptr, device_places.data()};
     expect_sums(
@@ -352,7 +352,7 @@ TEST_P(Product, KGateAndUpInPairs) {
     }
     ProductBed bed(kind(), std::move(all));
     const Tokens tokens = whole_tokens(random, kind(), 60, 192);
-    for (const RowBlocks blocks : both) {
+    for (const RowBlocks blocks : sizes) {
       expect_sums(bed, tokens, {19, 41}, bed.run(tokens, {19, 41}, blocks, 4), same, same);
       if (HasFailure()) return;
     }

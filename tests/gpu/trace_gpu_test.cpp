@@ -140,7 +140,7 @@ TEST(TraceGpu, FusedKernelHasEveryTaskOnceInEveryRole) {
 
 TEST(TraceGpu, SharedExpertsTasksToo) {
   SKIP_WITHOUT_STAMPS();
-  for (const DeviceRowBlocks blocks : {DeviceRowBlocks::small, DeviceRowBlocks::large}) {
+  for (const DeviceRowBlocks blocks : {DeviceRowBlocks::small, DeviceRowBlocks::medium, DeviceRowBlocks::large}) {
     const bool is_small = blocks == DeviceRowBlocks::small;
     expect_fused_trace(with_shared(traced_case(WeightKind::mxfp4, is_small ? 32 : 64, 100), WeightKind::fp8_block, false), blocks);
   }

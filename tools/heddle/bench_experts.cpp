@@ -44,7 +44,9 @@ void add_what(CLI::App& command, ExpertsArguments& a) {
                   "gemm1 (gate and up stored as bf16), fused (activated and quantised in the epilogue), gemm2")
       ->delimiter(',')
       ->group(what);
-  command.add_option("--blocks", a.blocks, "row blocks: small, large, or auto, what the rule takes")->delimiter(',')->group(what);
+  command.add_option("--blocks", a.blocks, "row blocks: small, medium, large, or auto, what the rule takes")
+      ->delimiter(',')
+      ->group(what);
   command.add_option("--peer", a.peers, "cublaslt, cutlass, or none")->delimiter(',')->group(what);
   command.add_option("--experts", a.experts, "local experts")->group(what)->capture_default_str();
   auto* rows = command.add_option("--rows", a.rows, "rows an expert")->delimiter(',')->group(what);
@@ -131,7 +133,7 @@ void check_arguments(const ExpertsArguments& a) {
   for (const std::string& shape : a.shapes) shape_of(shape);
   for (const std::string& kind : a.weights) value_of(kinds, "--weights", kind);
   one_of("--product", a.products, {"gemm1", "fused", "gemm2"});
-  one_of("--blocks", a.blocks, {"small", "large", "auto"});
+  one_of("--blocks", a.blocks, {"small", "medium", "large", "auto"});
   one_of("--peer", a.peers, {"cublaslt", "cutlass", "none"});
   at_least_one("--rows", a.rows);
   at_least_one("--tokens", a.tokens);

@@ -53,6 +53,7 @@ class ProductBed {
   ProductBed& operator=(const ProductBed&) = delete;
 
   const ProductShape& shape() const { return shape_; }
+  WeightKind kind() const { return shape_.kind; }
   int layers() const { return static_cast<int>(layers_.size()); }
   /// Device bytes of one expert's ordered weights.
   double expert_bytes() const;

@@ -117,15 +117,21 @@ bool ExpertsRun::right(ProductBed& bed, Json& entry, const std::string& label, b
   return false;
 }
 
+/// The sizes of row blocks that a kind has.
+std::vector<std::pair<sm90::RowBlocks, const char*>> sizes_of(WeightKind kind) {
+  std::vector<std::pair<sm90::RowBlocks, const char*>> sizes{{sm90::RowBlocks::small, "small"}, {sm90::RowBlocks::large, "large"}};
+  if (sm90::has_medium_blocks(kind)) sizes.insert(sizes.begin() + 1, {sm90::RowBlocks::medium, "medium"});
+  return sizes;
+}
+
 void ExpertsRun::own(ProductBed& bed, const Floor& floor, const std::string& product) {
   const bool activates = product == "fused";
-  const sm90::RowBlocks rule = sm90::choose_blocks(average_rows(bed.counts()));
+  const sm90::RowBlocks rule = sm90::choose_blocks(DeviceRowBlocks::automatic, average_rows(bed.counts()), bed.kind());
   const std::vector<int> all_sms{lanes_.sms()};
   for (const int ctas : a_.ctas.empty() ? all_sms : a_.ctas) {
-    for (const sm90::RowBlocks blocks : {sm90::RowBlocks::small, sm90::RowBlocks::large}) {
-      const char* name = blocks == sm90::RowBlocks::small ? "small" : "large";
+    for (const auto& [blocks, name] : sizes_of(bed.kind())) {
       if (!wants(a_.blocks, name) && !(wants(a_.blocks, "auto") && blocks == rule)) continue;
-      if (blocks == sm90::RowBlocks::small && bed.counts().total() > 256 * bed.counts().touched()) continue;  // hopeless, and slow
+      if (blocks != sm90::RowBlocks::large && bed.counts().total() > 256 * bed.counts().touched()) continue;  // hopeless, and slow
       const Line line{product, name, ctas, blocks == rule};
       const std::string label = label_of(bed.counts(), product, name, ctas);
       Json entry = entry_of(bed, line);

@@ -61,13 +61,16 @@ class Files {
 void write_files(const TraceArguments& arguments, const Inputs& inputs, const std::vector<TracedWay>& ways) {
   std::vector<trace::TracedCall> calls;
   auto json = nlohmann::ordered_json::array();
+  nlohmann::ordered_json clocks = nlohmann::ordered_json::array();
   for (const TracedWay& way : ways) {
     calls.push_back(way.call);
     json.push_back(json_of(inputs, way));
+    clocks.push_back(json_of_clocks(way));
   }
   const nlohmann::ordered_json report{{"heddle", version}, {"ways", json}};
   Files files;
-  if (!arguments.out.empty()) files.add(arguments.out, trace::chrome_trace(calls, arguments.ctas, {{"heddle", version}}));
+  if (!arguments.out.empty())
+    files.add(arguments.out, trace::chrome_trace(calls, arguments.ctas, {{"heddle", version}, {"clocks", clocks}}));
   if (!arguments.strips.empty()) files.add(arguments.strips, trace::strips(calls, arguments.ctas));
   files.add(arguments.json, report.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
   files.publish();

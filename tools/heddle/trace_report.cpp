@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "heddle/error.hpp"
 #include "report.hpp"
 #include "trace/device.hpp"
@@ -34,6 +36,16 @@ void print_line(const std::string& what, std::int64_t count, std::int64_t nanose
 std::string text_of(const Line& line) {
   if (!line.is_wait) return line.during.empty() ? line.what : fmt::format("{} ({})", line.what, line.during);
   return fmt::format("waits for {}{}", line.what, line.during.empty() ? "" : ", in " + line.during);
+}
+
+/// Nanoseconds that lanes of two GPUs may be off each other; of the one GPU and the host, if there is only one.
+std::int64_t uncertainty_of(const std::map<int, std::int64_t>& clocks) {
+  std::int64_t most = 0, second = 0;
+  for (const auto& [device, uncertainty] : clocks) {
+    second = std::max(second, std::min(most, uncertainty));
+    most = std::max(most, uncertainty);
+  }
+  return most + second;
 }
 
 Json json_of(const RoleTotals& role) {
@@ -71,6 +83,7 @@ TracedWay traced(const Inputs& inputs, const LayerOptions& options, int warm_cal
   trace::Recorder recorder;
   way.result = run_job(inputs, options, {&recorder, warm_calls});
   way.call = {title_of(options), inputs.ranks, recorder.take()};
+  way.clocks = recorder.clocks();
   way.totals = trace::totals_of(way.call.lanes);
   return way;
 }
@@ -78,6 +91,10 @@ TracedWay traced(const Inputs& inputs, const LayerOptions& options, int warm_cal
 void print_totals(const TracedWay& way) {
   fmt::print("\n{}: {:.1f} us, {} spans in {} lanes\n", way.call.title, static_cast<double>(way.totals.nanoseconds) / 1e3,
              way.totals.spans, way.call.lanes.size());
+  if (way.clocks.size() > 1) {
+    fmt::print("  clocks of {} GPUs aligned within {:.1f} us\n", way.clocks.size(),
+               static_cast<double>(uncertainty_of(way.clocks)) / 1e3);
+  }
   for (const RoleTotals& role : way.totals.roles) {
     if (role.lines.empty()) continue;
     fmt::print("  {}\n", title_of(role));
@@ -85,6 +102,11 @@ void print_totals(const TracedWay& way) {
     print_line("nothing that is recorded", 0, role.idle, role.nanoseconds);
   }
   if (way.totals.lost > 0) fmt::print("  {} spans found no room: times above are too small\n", way.totals.lost);
+}
+
+Json json_of_clocks(const TracedWay& way) {
+  if (way.clocks.empty()) return nullptr;
+  return {{"gpus", way.clocks.size()}, {"uncertainty_seconds", static_cast<double>(uncertainty_of(way.clocks)) / 1e9}};
 }
 
 Json json_of(const Inputs& inputs, const TracedWay& way) {
@@ -95,6 +117,7 @@ Json json_of(const Inputs& inputs, const TracedWay& way) {
           {"seconds", static_cast<double>(way.totals.nanoseconds) / 1e9},
           {"spans", way.totals.spans},
           {"lost_spans", way.totals.lost},
+          {"clocks", json_of_clocks(way)},
           {"roles", roles}};
 }
 

@@ -10,24 +10,46 @@
 #include "exchange/nodes/mail.hpp"
 #include "exchange/nodes/protocol.hpp"
 #include "exchange/nodes/tables.hpp"
+#include "group/counterparts.hpp"
 #include "signal/fault.hpp"
 
 namespace heddle {
 
 namespace {
 
+/// Hybrid goes by the same places of all nodes. Where one has lost a rank, rows go straight until it is back: the bits are the
+/// same.
+NodeMode mode_for(NodeMode wanted, const Group& group) {
+  const int inside = group.ranks() / group.nodes();
+  for (int rank = 0; rank < group.ranks(); ++rank) {
+    const bool is_lost = !group.live()[static_cast<std::size_t>(rank)];
+    if (is_lost && counterpart(group.live(), inside, rank / inside, 0)) return NodeMode::direct;
+  }
+  return wanted;
+}
+
+void check_live(const Placement& placement, const std::vector<bool>& live) {
+  for (int rank = 0; rank < placement.ranks(); ++rank) {
+    if (live[static_cast<std::size_t>(rank)] || placement.experts_of(rank).empty()) continue;
+    throw InputError(fmt::format("rank {} is not live and has {} experts; over several nodes they have to move to live ranks", rank,
+                                 placement.experts_of(rank).size()));
+  }
+}
+
 class NodesExchange final : public ElasticExchange {
  public:
   NodesExchange(Workspace& workspace, const ExchangeOptions& options, const ExchangeMemory& memory)
       : ElasticExchange(workspace, options, memory),
-        nodes_{layout_, workspace.group().nodes(), options.mode},
-        mail_(*workspace.group().link(), nodes_, workspace.view()) {
+        nodes_{layout_, workspace.group().nodes(), mode_for(options.mode, workspace.group())},
+        mail_(*workspace.group().link(), nodes_, workspace.view(), workspace.live()) {
+    check_live(options.placement, workspace.live());
     const std::size_t most = std::max(nodes_.most_out_bytes(), nodes_.most_back_bytes());
     if (most > workspace.group().link()->most_bytes()) {
       throw InputError(fmt::format("a message between nodes would have up to {} bytes, {} are possible; take a smaller cap than {}",
                                    most, workspace.group().link()->most_bytes(), options.cap));
     }
     for (int peer = 0; peer < ranks(); ++peer) {
+      if (!workspace.live()[static_cast<std::size_t>(peer)]) continue;
       if (nodes_.is_peer(rank(), peer, nodes_.rows_forwarded())) row_peers_.push_back(peer);
       if (nodes_.is_peer(rank(), peer, nodes_.results_forwarded())) result_peers_.push_back(peer);
     }
@@ -115,7 +137,7 @@ void NodesExchange::take_rows() {
     for (std::size_t p = 0; p < row_peers_.size(); ++p) {
       if (!mail_.take(w, row_peers_[p], node_rows, workspace_.group().deadline(), arrived_rows_[p])) return false;
     }
-    return mail_.drain(w, node_rows, row_peers_.back(), workspace_.group().deadline());
+    return row_peers_.empty() || mail_.drain(w, node_rows, row_peers_.back(), workspace_.group().deadline());
   });
 }
 
@@ -193,7 +215,7 @@ void NodesExchange::take_results() {
       NodeMessage& message = arrived_results_[static_cast<std::size_t>(peer)];
       if (!mail_.take(w, peer, node_results, workspace_.group().deadline(), message)) return false;
     }
-    return mail_.drain(w, node_results, result_peers_.back(), workspace_.group().deadline());
+    return result_peers_.empty() || mail_.drain(w, node_results, result_peers_.back(), workspace_.group().deadline());
   });
 }
 

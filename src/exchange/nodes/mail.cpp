@@ -4,6 +4,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "group/counterparts.hpp"
 #include "group/node_wait.hpp"
 #include "signal/fault.hpp"
 
@@ -73,17 +74,19 @@ bool NodeMail::someone_gave_up(HostWorker& w) {
 }
 
 void NodeMail::tell_fault() noexcept {
-  static_assert(std::is_trivially_copyable_v<FaultRecord>);
   auto* header = heap_.mine<HeapHeader>(0);
   const Word code = std::atomic_ref<Word>(header->abort).load(std::memory_order_acquire);
   if (code != static_cast<Word>(heap_.rank) + 1 || header->fault.rank != heap_.rank) return;
+  tell_nodes(link_, live_, layout_.ranks_a_node(), heap_.rank, header->fault);
+}
+
+void tell_nodes(NodeLink& link, const std::vector<bool>& live, int ranks_a_node, int rank, const FaultRecord& record) noexcept {
+  static_assert(std::is_trivially_copyable_v<FaultRecord>);
   try {
-    NodeMessage message(sizeof(FaultRecord));
-    std::memcpy(message.data(), &header->fault, sizeof(FaultRecord));
-    for (int peer = 0; peer < heap_.ranks; ++peer) {
-      if (layout_.is_peer(heap_.rank, peer, true)) link_.post(peer, node_abort, message);  // its node hears it from there
-    }
-    link_.idle();
+    NodeMessage message(sizeof record);
+    std::memcpy(message.data(), &record, sizeof record);
+    for (const int peer : counterparts(live, ranks_a_node, rank)) link.post(peer, node_abort, message);
+    link.idle();
   } catch (...) {
     // The others find out by their deadlines.
   }

@@ -7,9 +7,15 @@
 
 namespace heddle {
 
+/// Ends what other nodes do in the present call: tells one rank of each, which tells its own node. Errors of the link are left
+/// alone: who is not told finds out by its deadline.
+void tell_nodes(NodeLink& link, const std::vector<bool>& live, int ranks_a_node, int rank, const FaultRecord& record) noexcept;
+
 class NodeMail {
  public:
-  NodeMail(NodeLink& link, const NodesLayout& layout, const HeapView& heap) : link_(link), layout_(layout), heap_(heap) {}
+  /// `live` [ranks]
+  NodeMail(NodeLink& link, const NodesLayout& layout, const HeapView& heap, const std::vector<bool>& live)
+      : link_(link), layout_(layout), heap_(heap), live_(live) {}
 
   /// Fills a message's header in: the call's epoch, and how many rows or results there are.
   static void head(NodeMessage& message, std::uint32_t epoch, std::uint32_t rows);
@@ -31,6 +37,7 @@ class NodeMail {
   NodeLink& link_;
   const NodesLayout& layout_;
   HeapView heap_;
+  const std::vector<bool>& live_;
 };
 
 }  // namespace heddle

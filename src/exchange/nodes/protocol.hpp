@@ -67,7 +67,7 @@ HEDDLE_PROTOCOL bool nodes_send(W& w, const NodesLayout& layout, const SendInput
     write_each(w, places, home, [&](int) { return token; });
   }
   const auto word = [&](int d) {
-    return layout.together(heap.rank, d) ? heap.template at<Word>(d, elastic.count_word(heap.rank)) : nullptr;
+    return layout.together(heap.rank, d) && w.live(d) ? heap.template at<Word>(d, elastic.count_word(heap.rank)) : nullptr;
   };
   announce(w, heap.ranks, word, [&](int d) { return rows.counts[d]; });
   return true;
@@ -102,6 +102,7 @@ HEDDLE_PROTOCOL bool nodes_forward(W& w, const NodesLayout& layout, const Arrive
   const auto word = [&](int i) -> Word* {
     const int place = i % inside;
     if (!to_all_of_the_node && place != layout.place_of(heap.rank)) return nullptr;
+    if (!w.live(layout.rank_of(node, place))) return nullptr;
     return heap.template at<Word>(layout.rank_of(node, place), elastic.count_word(messages[i / inside].source));
   };
   announce(w, count * inside, word, [&](int i) { return messages[i / inside].totals[i % inside]; });
@@ -154,7 +155,7 @@ HEDDLE_PROTOCOL bool nodes_return(W& w, const NodesLayout& layout, const Elastic
     }
   });
   const auto word = [&](int d) {
-    return layout.together(heap.rank, d) ? heap.template at<Word>(d, elastic.returned_word(heap.rank)) : nullptr;
+    return layout.together(heap.rank, d) && w.live(d) ? heap.template at<Word>(d, elastic.returned_word(heap.rank)) : nullptr;
   };
   announce(w, heap.ranks, word, [](int) { return 1; });
   return true;
@@ -166,7 +167,7 @@ HEDDLE_PROTOCOL bool nodes_hear_results(W& w, const NodesLayout& layout) {
   if (!w.begin()) return false;
   const HeapView heap = w.heap();
   const auto word = [&](int d) {
-    return layout.together(heap.rank, d) ? heap.template mine<const Word>(layout.elastic.returned_word(d)) : nullptr;
+    return layout.together(heap.rank, d) && w.live(d) ? heap.template mine<const Word>(layout.elastic.returned_word(d)) : nullptr;
   };
   const auto name = [](int d) { return WordName{WordKind::elastic_returned, d, -1}; };
   return hear_each(w, heap.ranks, word, name, nullptr, nullptr);

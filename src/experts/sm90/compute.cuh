@@ -61,16 +61,15 @@ class RowFactors {
 
 /// A task's sums, but for the factors that may wait until the end.
 template <class Shape, int tokens>
-__device__ __forceinline__ void multiply_task(Shared<Shape>& shared, const WeightPlan& plan, TokenScales scaling,
-                                              ScaleFormat format, const Task& task, const MathThread& me,
-                                              const RowFactors<Shape>& factors, MathPosition<Shape>& at,
+__device__ __forceinline__ void multiply_task(Shared<Shape>& shared, const WeightPlan& plan, TokenScales scaling, const Task& task,
+                                              const MathThread& me, const RowFactors<Shape>& factors, MathPosition<Shape>& at,
                                               Sums<Shape, tokens>& sums) {
   RowPair constant[Shape::slabs];
   if constexpr (weight_scale(Shape::kind) == WeightScale::constant) {
 #pragma unroll
     for (int slab = 0; slab < Shape::slabs; ++slab) constant[slab] = factors.of(slab);
   }
-  MainLoop<Shape, tokens> loop(shared, at, plan, me.first_slab, plan.slabs_of(task.tile), scaling, format);
+  MainLoop<Shape, tokens> loop(shared, at, plan, me.first_slab, plan.slabs_of(task.tile), scaling);
   loop.run(plan.steps() / Shape::parts, constant, sums);
 }
 
@@ -103,7 +102,7 @@ struct ProductMath {
     trace::WarpSpan span(trace::Kind::products, task, product_of(weights.plan));
     const WeightPlan& plan = weights.plan;
     Sums<Shape, tokens> sums;
-    multiply_task<Shape, tokens>(shared, plan, call.tokens.scaling, call.tokens.format, task, me, factors, at, sums);
+    multiply_task<Shape, tokens>(shared, plan, call.tokens.scaling, task, me, factors, at, sums);
     scale_sums(factors, sums);
     span.turn(trace::Kind::epilogue);
     if constexpr (Shape::activates) {
@@ -114,34 +113,26 @@ struct ProductMath {
   }
 };
 
+template <int first, int... others, class Work, class AnyTask>
+__device__ __forceinline__ void with_tile_of(TileSizes<first, others...>, int rows, const Work& work, const AnyTask& task) {
+  if constexpr (sizeof...(others) > 0) {
+    if (rows > first) return with_tile_of(TileSizes<others...>{}, rows, work, task);
+  }
+  work.template run<first>(task);
+}
+
 /// Calls work.run<tokens>(task) for the smallest tile that covers the task's rows. All of it is inlined: products must not cross a
 /// call.
 template <class Shape, class Work, class AnyTask>
 __device__ __forceinline__ void with_tile(int rows, const Work& work, const AnyTask& task) {
-  const int wanted = tile_tokens(rows, Shape::most_tokens);
-  if constexpr (Shape::most_tokens <= 32) {
-    if (wanted <= 8) {
-      work.template run<8>(task);
-    } else if (wanted <= 16) {
-      work.template run<16>(task);
-    } else {
-      work.template run<32>(task);
-    }
-  } else {
-    if (wanted <= 32) {
-      work.template run<32>(task);
-    } else if (wanted <= 64) {
-      work.template run<64>(task);
-    } else {
-      work.template run<Shape::most_tokens>(task);
-    }
-  }
+  with_tile_of(typename TilesOf<Shape::most_tokens, is_plain<Shape>()>::Sizes{}, rows, work, task);
 }
 
 /// A math warpgroup: every task of this CTA.
 template <class Shape>
 __device__ __forceinline__ void compute(Shared<Shape>& shared, TaskRing& tasks, const ProductCall& call,
                                         const OrderedMatrix& weights) {
+  if constexpr (Shape::activates) SharedScales<Shape>::begin(shared);
   const int thread = static_cast<int>(threadIdx.x);
   const MathThread me{ptx::uniform(thread / warpgroup_threads) * Shape::slabs, thread % warpgroup_threads};
   RowFactors<Shape> factors(shared, me);

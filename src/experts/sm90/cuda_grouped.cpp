@@ -154,10 +154,8 @@ ProductCall GroupedProduct::product(const GroupedRows& call, const RowMap& place
 }
 
 void GroupedProduct::launch(const ProductCall& product, const GroupedRows& call, cudaStream_t stream) const {
-  RowBlocks blocks = choose_blocks(call.expected_rows > 0 ? call.expected_rows : (call.rows.rows + groups_ - 1) / groups_);
-  if (options_.row_blocks == DeviceRowBlocks::small) blocks = RowBlocks::small;
-  if (options_.row_blocks == DeviceRowBlocks::large) blocks = RowBlocks::large;
-  launch_product(product, blocks, false, sms_, stream);
+  const int expected = call.expected_rows > 0 ? call.expected_rows : (call.rows.rows + groups_ - 1) / groups_;
+  launch_product(product, choose_blocks(options_.row_blocks, expected, kind()), false, sms_, stream);
 }
 
 void GroupedProduct::contiguous(const GroupedRows& call, const std::int32_t* group_of, NobodysRows nobodys, DeviceStream stream) {

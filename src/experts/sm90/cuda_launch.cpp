@@ -55,13 +55,18 @@ ProductKernel find_kernel(WeightKind kind, RowBlocks blocks, bool activates, Ker
   throw InputError(fmt::format("unknown weight kind {}", static_cast<int>(kind)));
 }
 
-RowBlocks choose_blocks(int rows) {
-  constexpr int most_of_a_small_block = 32;
-  return rows <= most_of_a_small_block ? RowBlocks::small : RowBlocks::large;
+RowBlocks choose_blocks(DeviceRowBlocks wish, int rows, WeightKind kind, int most_of_small) {
+  constexpr int most_of_small_without_medium = 32;
+  constexpr int most_of_medium = 56;
+  const bool none_wished = wish == DeviceRowBlocks::automatic;
+  const int small = has_medium_blocks(kind) ? most_of_small : most_of_small_without_medium;
+  if (none_wished ? rows <= small : wish == DeviceRowBlocks::small) return RowBlocks::small;
+  const bool medium = none_wished ? rows <= most_of_medium : wish == DeviceRowBlocks::medium;
+  return medium && has_medium_blocks(kind) ? RowBlocks::medium : RowBlocks::large;
 }
 
 void prepare_products(WeightKind kind) {
-  for (const RowBlocks blocks : {RowBlocks::small, RowBlocks::large}) {
+  for (const RowBlocks blocks : {RowBlocks::small, RowBlocks::medium, RowBlocks::large}) {
     for (const bool activates : {false, true}) {
       for (const KernelCalls calls : {KernelCalls::plain, KernelCalls::any}) {
         const ProductKernel kernel = find_kernel(kind, blocks, activates, calls);

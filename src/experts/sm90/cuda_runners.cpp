@@ -109,11 +109,8 @@ RowChange ExpertChain::change_of(const RowView& rows) const {
 }
 
 RowBlocks ExpertChain::blocks_of(const RunnerCall& call) const {
-  if (row_blocks_ != DeviceRowBlocks::automatic) {
-    return row_blocks_ == DeviceRowBlocks::small ? RowBlocks::small : RowBlocks::large;
-  }
   const int expected = call.expected_rows > 0 ? call.expected_rows : (call.most_rows + call.experts - 1) / call.experts;
-  return choose_blocks(expected);
+  return choose_blocks(row_blocks_, expected, weights_.gate_up().plan.kind);
 }
 
 RowLimits ExpertChain::limits_of(const RunnerCall& call, bool reports) {

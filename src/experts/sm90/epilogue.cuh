@@ -3,13 +3,13 @@
 
 #include <cstdint>
 
-#include <cutlass/arch/barrier.h>
 #include <cute/arch/copy_sm75.hpp>
 
 #include "experts/activation/group.cuh"
 #include "experts/sm90/call.hpp"
 #include "experts/sm90/mainloop.cuh"
 #include "experts/sm90/shared.cuh"
+#include "experts/sm90/shared_scales.cuh"
 #include "experts/sm90/tasks.hpp"
 #include "formats/codes.hpp"
 #include "signal/ptx.cuh"
@@ -22,6 +22,7 @@ struct MathThread {
   int thread;  ///< of 128
 
   __device__ int warp() const { return thread / warp_threads; }
+  __device__ int lane() const { return thread % warp_threads; }
   __device__ int row() const { return thread % warp_threads / 4; }        ///< g: of the eight rows of a half
   __device__ int token() const { return thread % warp_threads % 4 * 2; }  ///< of the eight of a group, and the next
 };
@@ -94,45 +95,67 @@ class ActivationEpilogue {
  public:
   __device__ ActivationEpilogue(Shared<Shape>& shared, const ActivatedStore& out, const WeightPlan& plan, const Task& task,
                                 const MathThread& me)
-      : shared_(shared), out_(out), task_(task), me_(me), tile_has_(plan.slabs_of(task.tile)) {}
+      : shared_(shared),
+        thread_(ptx::only_here(static_cast<int>(threadIdx.x))),
+        scales_(shared, thread_),
+        out_(out),
+        task_(task),
+        me_{me.first_slab, thread_ & (warpgroup_threads - 1)},
+        tile_has_(plan.slabs_of(task.tile)) {}
 
-  /// All math threads call it together.
+  /// All math threads call it together. They meet twice (see SharedScales): values are staged behind the first meeting, when nobody
+  /// stores those of the task before any more, and stored behind the second one.
   __device__ __forceinline__ void run(Sums<Shape, tokens>& sums) {
-    const bool weighted = out_.weights != nullptr;
-    const int mine = static_cast<int>(threadIdx.x);
-    float weight = 1.0f;  // on its way while values are activated
-    if (weighted && mine < task_.rows) weight = out_.weights[out_.map.place(task_, mine)];
+    float weights[parts_of_tokens];
+    fetch_weights(weights);  // on their way while values are activated
 #pragma unroll
     for (int slab = 0; slab < Shape::slabs; ++slab) activate_slab(sums.slab[slab]);
-    if (weighted) {
-      if (mine < tokens) shared_.activation.factors[0][mine] = weight;
-      meet();
-#pragma unroll
-      for (int slab = 0; slab < Shape::slabs; ++slab) weigh_slab(sums.slab[slab]);
-    }
+    if (out_.weights != nullptr) weigh(sums, weights);
     if (quantises()) {
 #pragma unroll
       for (int slab = 0; slab < Shape::slabs; ++slab) tell_peaks(sums.slab[slab], me_.first_slab + slab);
-      meet();
-      make_scales();
     }
-    meet();
+    scales_.meet();
 #pragma unroll
     for (int slab = 0; slab < Shape::slabs; ++slab) stage_values(sums.slab[slab], me_.first_slab + slab);
-    meet();
+    if (quantises()) scales_.turn();
+    scales_.meet();
     store_values();
+    if (quantises()) store_scales();
   }
 
  private:
   static constexpr int columns_a_slab = slab_rows / 2;
   static constexpr int value_bytes = Shape::activated_bytes;
   static constexpr bool plain = is_plain<Shape>();  ///< a tile is a group then
+  static constexpr int parts_of_tokens = (tokens + warp_threads - 1) / warp_threads;
+  using PowerWord = ScaleWord<ScaleFormat::ue8m0>;
+  using FloatWord = ScaleWord<ScaleFormat::f32>;
 
   __device__ bool quantises() const { return value_bytes == 1 || out_.format == Activation::fp8; }
-  __device__ static void meet() { cutlass::arch::NamedBarrier::sync(Shape::math_threads, 1); }
   __device__ int slabs_a_group() const { return plain ? tile_slabs : out_.quantisation.group / columns_a_slab; }
+  __device__ int group_of(int slab) const { return plain ? 0 : slab / slabs_a_group(); }
   __device__ bool by_power_of_two() const { return plain || out_.quantisation.scale == ScaleFormat::ue8m0; }
   __device__ std::size_t flat(int token) const { return static_cast<std::size_t>(task_.flat + token); }
+
+  /// A lane fetches the weight of one token of 32, for all of its warp.
+  __device__ __forceinline__ void fetch_weights(float (&weights)[parts_of_tokens]) const {
+    if (out_.weights == nullptr) return;
+#pragma unroll
+    for (int part = 0; part < parts_of_tokens; ++part) {
+      const int token = warp_threads * part + me_.lane();
+      weights[part] = token < task_.rows ? out_.weights[out_.map.place(task_, token)] : 0.0f;
+    }
+  }
+  __device__ __forceinline__ void weigh(Sums<Shape, tokens>& sums, const float (&weights)[parts_of_tokens]) const {
+#pragma unroll
+    for (int i = 0; i < tokens / 4; ++i) {
+      const int token = 8 * (i / 2) + i % 2;  // and me.token() more
+      const float weight = __shfl_sync(0xFFFFFFFFu, weights[token / warp_threads], token % warp_threads + me_.token());
+#pragma unroll
+      for (int slab = 0; slab < Shape::slabs; ++slab) sums.slab[slab][i / 2 * 4 + i % 2] *= weight;
+    }
+  }
 
   /// Leaves v, not weighted yet, in the lower half of the sums.
   __device__ __forceinline__ void activate_slab(float (&sum)[tokens / 2]) const {
@@ -150,74 +173,57 @@ class ActivationEpilogue {
     for (int i = 0; i < 2 * pairs; ++i) sum[i / 2 * 4 + i % 2] = values[i];
   }
 
-  __device__ __forceinline__ void weigh_slab(float (&sum)[tokens / 2]) const {
-#pragma unroll
-    for (int i = 0; i < tokens / 8; ++i) {
-      const auto weights = *reinterpret_cast<const float2*>(shared_.activation.factors[0] + 8 * i + me_.token());
-      sum[4 * i] *= weights.x;
-      sum[4 * i + 1] *= weights.y;
-    }
-  }
-
-  /// Puts the warp's largest magnitude of every token into shared memory.
+  /// The eight lanes that share tokens halve them three times: then each has the warp's largest magnitudes of some, and tells. Of
+  /// tokens that the task has not something is told, too, that nobody reads; a slab that the tile has not is the last one again.
   __device__ __forceinline__ void tell_peaks(const float (&sum)[tokens / 2], int slab) {
+    constexpr int pairs = tokens / 8;
+    Peaks<2 * pairs> all;
 #pragma unroll
-    for (int i = 0; i < tokens / 8; ++i) {
-      float peak[2] = {largest_magnitude(0.0f, sum[4 * i]), largest_magnitude(0.0f, sum[4 * i + 1])};
+    for (int i = 0; i < pairs; ++i) {
+      all.of[i] = sum[4 * i];
+      all.of[pairs + i] = sum[4 * i + 1];
+    }
+    const int row = me_.row();
+    const auto of_parity = all.meet(16, (row & 4) != 0);
+    const auto of_half = of_parity.meet(8, (row & 2) != 0);
+    const auto mine = of_half.meet(4, (row & 1) != 0);
+    static_assert(8 * (of_parity.half + 2 * of_half.half) <= Shape::most_tokens);
+    const int first = row / 4 + 8 * (row / 2 % 2 * of_parity.half + row % 2 * of_half.half) + me_.token();
 #pragma unroll
-      for (int lanes = 4; lanes < warp_threads; lanes *= 2) {
-        peak[0] = fmaxf(peak[0], __shfl_xor_sync(0xFFFFFFFFu, peak[0], lanes));
-        peak[1] = fmaxf(peak[1], __shfl_xor_sync(0xFFFFFFFFu, peak[1], lanes));
-      }
-      if (me_.row() == 0) {
-        float* peaks = shared_.activation.peaks[4 * slab + me_.warp()] + 8 * i + me_.token();
-        peaks[0] = peak[0];
-        peaks[1] = peak[1];
-      }
+    for (int i = 0; i < of_half.half; ++i) {
+      scales_.tell(group_of(slab), first + 8 * i, word_of(largest_magnitude(0.0f, mine.of[i])));
     }
   }
 
-  /// A thread a (group, token): the scale, kept for the codes and stored.
-  __device__ __forceinline__ void make_scales() {
-    const int groups = plain ? 1 : (tile_has_ + slabs_a_group() - 1) / slabs_a_group();
-    for (int index = static_cast<int>(threadIdx.x); index < groups * task_.rows; index += Shape::math_threads) {
-      const int group = plain ? 0 : index / task_.rows;
-      const int token = index - group * task_.rows;
-      float peak = 0.0f;
-      for (int warp = 0; warp < 4 * slabs_a_group(); ++warp) {
-        const int from = 4 * slabs_a_group() * group + warp;
-        if (from < 4 * tile_has_) peak = fmaxf(peak, shared_.activation.peaks[from][token]);
-      }
-      float& kept = shared_.activation.factors[group][token];
+  __device__ __forceinline__ std::int32_t word_of(float peak) const {
+    return by_power_of_two() ? PowerWord::of(peak) : FloatWord::of(peak);
+  }
+  __device__ __forceinline__ float quotient(float value, std::int32_t word) const {
+    return by_power_of_two() ? PowerWord::scale(word).quotient(value) : FloatWord::scale(word).quotient(value);
+  }
+
+  __device__ __forceinline__ void store_scales() const {
+    const int groups_a_tile = plain ? 1 : tile_slabs / slabs_a_group();
+    scales_.for_each([&](int group, int token, std::int32_t word) {
+      if (token >= task_.rows || group * slabs_a_group() >= tile_has_) return;
       std::byte* to = out_.scales + flat(token) * out_.scale_stride;
-      const int place = task_.tile * (tile_slabs / slabs_a_group()) + group;
+      const int place = task_.tile * groups_a_tile + group;
       if (by_power_of_two()) {
-        const auto scale = GroupScale<ScaleFormat::ue8m0>::of(peak);
-        kept = scale.inverse;
-        to[place] = static_cast<std::byte>(scale.byte);
+        to[place] = static_cast<std::byte>(PowerWord::scale(word).byte);
       } else {
-        kept = GroupScale<ScaleFormat::f32>::of(peak).scale;
-        reinterpret_cast<float*>(to)[place] = kept;
+        reinterpret_cast<float*>(to)[place] = FloatWord::scale(word).scale;
       }
-    }
-  }
-
-  __device__ __forceinline__ float quotient(float value, float factor) const {
-    if (by_power_of_two()) return GroupScale<ScaleFormat::ue8m0>{0, factor}.quotient(value);
-    return GroupScale<ScaleFormat::f32>{factor, heddle::detail::reciprocal(factor)}.quotient(value);
+    });
   }
 
   /// Two tokens' bytes of one column, each in the low bits of its word: codes, codes widened to bf16, or bf16 values.
-  __device__ __forceinline__ void operands(const float (&values)[2], int group, int token, std::uint32_t (&words)[2]) const {
+  __device__ __forceinline__ void operands(const float* values, uint2 scales, std::uint32_t (&words)[2]) const {
     std::uint32_t pair;
     if (!quantises()) {
       pair = ptx::to_bf16_pair(values[0], values[1]);
     } else {
-      const float* kept = &shared_.activation.factors[group][token];
-      float quotients[2];
-#pragma unroll
-      for (int v = 0; v < 2; ++v) quotients[v] = quotient(values[v], kept[v]);
-      pair = ptx::to_e4m3_pair(quotients[0], quotients[1]);
+      pair = ptx::to_e4m3_pair(quotient(values[0], static_cast<std::int32_t>(scales.x)),
+                               quotient(values[1], static_cast<std::int32_t>(scales.y)));
       if constexpr (value_bytes == 1) {
         words[0] = pair & 0xFFu;
         words[1] = pair >> 8;
@@ -230,18 +236,29 @@ class ActivationEpilogue {
     words[1] = pair >> 16;
   }
 
+  /// Where byte `at` of a token's row is. Pieces of 16 bytes change places, so that a warp's tokens share no bank; those of a
+  /// thread all in the same way.
+  __device__ std::byte* staged(int token, int at) const {
+    return shared_.activation.values + token * Shape::activated_stride + (at ^ ((token >> 1 & 3) << 4));
+  }
+
   __device__ __forceinline__ void stage_values(const float (&sum)[tokens / 2], int slab) {
     if (slab >= tile_has_) return;
-    const int column = columns_a_slab * slab + 8 * me_.warp() + me_.row();
+    std::byte* const first = staged(me_.token(), (columns_a_slab * slab + 8 * me_.warp() + me_.row()) * value_bytes);
+    uint2 scales[tokens / 8] = {};  // all at once: what is stored could be what is loaded next
+    if (quantises()) {
+#pragma unroll
+      for (int i = 0; i < tokens / 8; ++i) {
+        scales[i] = *reinterpret_cast<const uint2*>(scales_.told(group_of(slab), 8 * i + me_.token()));
+      }
+    }
 #pragma unroll
     for (int i = 0; i < tokens / 8; ++i) {
-      const int token = 8 * i + me_.token();
-      const float values[2] = {sum[4 * i], sum[4 * i + 1]};
       std::uint32_t words[2];
-      operands(values, slab / slabs_a_group(), token, words);
+      operands(sum + 4 * i, scales[i], words);
 #pragma unroll
       for (int v = 0; v < 2; ++v) {
-        std::byte* to = shared_.activation.values + (token + v) * Shape::activated_stride + column * value_bytes;
+        std::byte* to = first + (8 * i + v) * Shape::activated_stride;
         if constexpr (value_bytes == 1) {
           *to = static_cast<std::byte>(words[v]);
         } else {
@@ -256,20 +273,24 @@ class ActivationEpilogue {
     constexpr int vectors = tile_slabs * columns_a_slab * value_bytes / 16;  // of a whole tile
     const int tile_vectors = tile_has_ * columns_a_slab * value_bytes / 16;
     const std::size_t begin = static_cast<std::size_t>(task_.tile) * (tile_slabs * columns_a_slab * value_bytes);
-    for (int index = static_cast<int>(threadIdx.x); index < vectors * task_.rows; index += Shape::math_threads) {
+#pragma unroll
+    for (int first = 0; first < vectors * tokens; first += Shape::math_threads) {
+      const int index = first + thread_;
       const int token = index / vectors;
       const int vector = index % vectors;
-      if (vector >= tile_vectors) continue;
-      const auto value = *reinterpret_cast<const uint4*>(shared_.activation.values + token * Shape::activated_stride + 16 * vector);
+      if (token >= task_.rows || vector >= tile_vectors) continue;
+      const auto value = *reinterpret_cast<const uint4*>(staged(token, 16 * vector));
       *reinterpret_cast<uint4*>(out_.values + flat(token) * out_.value_stride + begin + 16 * static_cast<std::size_t>(vector)) =
           value;
     }
   }
 
   Shared<Shape>& shared_;
+  int thread_;  ///< of the math threads
+  SharedScales<Shape> scales_;
   const ActivatedStore& out_;
   const Task& task_;
-  const MathThread& me_;
+  MathThread me_;
   int tile_has_;
 };
 

@@ -1,6 +1,8 @@
 // The kernels of one weight kind, for the file that compiles them.
 #pragma once
 
+#include <type_traits>
+
 #include "experts/sm90/launch.hpp"
 #include "experts/sm90/product_kernel.cuh"
 
@@ -13,26 +15,24 @@ ProductKernel describe_kernel() {
           shared_bytes<Shape>(0)};
 }
 
-template <WeightKind kind, bool activates>
-ProductKernel plain_kernel_for(RowBlocks blocks) {
-  return blocks == RowBlocks::small ? describe_kernel<Plain<SmallBlocks<kind, activates>>>()
-                                    : describe_kernel<Plain<LargeBlocks<kind, activates>>>();
+/// The kernel of `Of<blocks' shape>`.
+template <template <class> class Of, WeightKind kind, bool activates>
+ProductKernel kernel_for(RowBlocks blocks) {
+  if (blocks == RowBlocks::small) return describe_kernel<Of<SmallBlocks<kind, activates>>>();
+  if constexpr (has_medium_blocks(kind)) {
+    if (blocks == RowBlocks::medium) return describe_kernel<Of<MediumBlocks<kind, activates>>>();
+  }
+  return describe_kernel<Of<LargeBlocks<kind, activates>>>();
 }
 
 template <WeightKind kind>
 ProductKernel plain_kernel_of(RowBlocks blocks, bool activates) {
-  return activates ? plain_kernel_for<kind, true>(blocks) : plain_kernel_for<kind, false>(blocks);
-}
-
-template <WeightKind kind, bool activates>
-ProductKernel kernel_for(RowBlocks blocks) {
-  return blocks == RowBlocks::small ? describe_kernel<SmallBlocks<kind, activates>>()
-                                    : describe_kernel<LargeBlocks<kind, activates>>();
+  return activates ? kernel_for<Plain, kind, true>(blocks) : kernel_for<Plain, kind, false>(blocks);
 }
 
 template <WeightKind kind>
 ProductKernel kernel_of(RowBlocks blocks, bool activates) {
-  return activates ? kernel_for<kind, true>(blocks) : kernel_for<kind, false>(blocks);
+  return activates ? kernel_for<std::type_identity_t, kind, true>(blocks) : kernel_for<std::type_identity_t, kind, false>(blocks);
 }
 
 }  // namespace heddle::sm90

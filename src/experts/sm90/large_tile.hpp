@@ -48,7 +48,6 @@ struct LargeShape {
   static constexpr int rows_under_way = row_stages / 2;
   static constexpr int box_rows = 32;
   static constexpr int scales_a_stage = 4 * most_tokens;
-  static constexpr bool half_scales = false;
   HEDDLE_HOST_DEVICE static constexpr int place_of_scale(int token) { return token; }
 
   /// A warp's results on their way out: 16 tokens of 64 bytes, 16 more apart so that rows share no bank.
@@ -67,10 +66,13 @@ struct LargeBlocksOf<kind, activates, Operand::bf16> {
 };
 }  // namespace detail
 
-/// The shapes of small and of large row blocks of a kind. bf16 operands have weights first in both. Four warpgroups hide the
-/// widening, or the activation; with neither, two with more registers take less time.
+/// The shapes of small, medium and large row blocks of a kind. bf16 operands have weights first in all of them. Four warpgroups
+/// hide the widening, or the activation; with neither, two with more registers take less time.
 template <WeightKind kind, bool activates>
 using SmallBlocks = TileShape<kind, is_widened(kind) || activates ? 4 : 2, 32, activates>;
+/// Of those widened in registers: a second row block, or operands through shared memory, would take longer.
+template <WeightKind kind, bool activates>
+using MediumBlocks = TileShape<kind, 4, 64, activates>;
 template <WeightKind kind, bool activates>
 using LargeBlocks = typename detail::LargeBlocksOf<kind, activates>::Shape;
 

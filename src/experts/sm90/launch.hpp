@@ -6,16 +6,20 @@
 #include <cuda_runtime_api.h>
 
 #include "experts/sm90/call.hpp"
+#include "experts/sm90/tile.hpp"
+#include "heddle/device_experts.hpp"
 
 namespace heddle::sm90 {
 
-/// The two configurations of the engine. Small row blocks (8, 16, 32 tokens) have weights first and in registers. Large ones have
+/// The configurations of the engine. Small row blocks (8 to 32 tokens) have weights first and in registers. Large ones have
 /// more registers a warp or, with e4m3 operands (64 or 128 tokens), tokens first and weights in shared memory; with bf16 operands
-/// 32, 64 or 96 tokens. The choice changes no bit, and any count of rows is right with either.
-enum class RowBlocks : std::uint8_t { small, large };
+/// 32, 64 or 96 tokens. Medium ones (16 to 64 tokens) are small ones with more tokens; mxfp4 has them, for other kinds they are
+/// the large ones. The choice changes no bit, and any count of rows is right with each.
+enum class RowBlocks : std::uint8_t { small, medium, large };
 
-/// The configuration that was measured to take less time for so many rows an expert (docs/performance.md, "Experts on one GPU").
-RowBlocks choose_blocks(int rows);
+/// What is asked for or, where nothing is, the configuration that was measured to take least time for so many rows an expert, on
+/// average (docs/performance.md, "Experts on one GPU"). `most_of_small`: up to where small ones do, where there are medium ones.
+RowBlocks choose_blocks(DeviceRowBlocks wish, int rows, WeightKind kind, int most_of_small = 24);
 
 /// A kernel of the engine as the runtime wants it.
 struct ProductKernel {

@@ -156,11 +156,7 @@ class ScaleLoader {
       const float scale = format == ScaleFormat::ue8m0
                               ? from_ue8m0(static_cast<std::uint8_t>(word >> (8 * (which % stages_a_word))))
                               : float_from_bits(word);
-      if constexpr (format == ScaleFormat::ue8m0 && Shape::half_scales) {
-        reinterpret_cast<std::uint16_t*>(scales)[place] = static_cast<std::uint16_t>(float_bits(scale) >> 16);
-      } else {
-        scales[place] = scale;
-      }
+      scales[place] = scale;
     }
     filled();
   }

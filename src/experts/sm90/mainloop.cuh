@@ -24,31 +24,6 @@ struct Sums {
   float slab[Shape::slabs][tokens / 2];
 };
 
-/// Token scales as a stage has them: not at all, f32, or, of e4m3 tokens if they are powers of two, the upper halves of f32, which
-/// take half the time to load: shared memory is what limits large row blocks.
-enum class TokenFactors : std::uint8_t { none, floats, halves };
-
-namespace detail {
-/// So many words from an address that is a multiple of their bytes, or of 16.
-template <int count>
-__device__ inline void load_all(const std::byte* from, std::uint32_t (&words)[count]) {
-  if constexpr (count == 1) {
-    words[0] = load<std::uint32_t>(from);
-  } else if constexpr (count == 2) {
-    const auto two = load<Words>(from);
-    words[0] = two.word[0];
-    words[1] = two.word[1];
-  } else {
-#pragma unroll
-    for (int i = 0; i < count; i += 4) {
-      const auto four = load<Vector>(from + 4 * i);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) words[i + j] = four.word[j];
-    }
-  }
-}
-}  // namespace detail
-
 /// Where a math warpgroup is in both rings, and what it multiplies.
 template <class Shape>
 struct MathPosition {
@@ -63,8 +38,8 @@ class MainLoop {
   /// The warpgroup's slabs begin with `first_slab` of the tile, which has `tile_has`. One that the tile lacks is the last one
   /// once more, and nobody stores the result: products must not hang on a branch.
   __device__ MainLoop(Shared<Shape>& shared, MathPosition<Shape>& at, const WeightPlan& plan, int first_slab, int tile_has,
-                      TokenScales scales, ScaleFormat format)
-      : shared_(shared), at_(at), plan_(plan), tile_has_(tile_has), scales_(scales), format_(format) {
+                      TokenScales scales)
+      : shared_(shared), at_(at), plan_(plan), tile_has_(tile_has), scales_(scales) {
 #pragma unroll
     for (int slab = 0; slab < Shape::slabs; ++slab) {
       slab_[slab] = first_slab + slab < tile_has ? first_slab + slab : tile_has - 1;
@@ -79,25 +54,18 @@ class MainLoop {
       for (float& value : sums.slab[slab]) value = 0.0f;
     }
     constant_ = constant;
-    if constexpr (is_plain<Shape>()) {
-      run_stages<TokenFactors::halves>(stages, sums);
-      return;
-    }
-    if (scales_ == TokenScales::by_32) {
-      for (int stage = 0; stage < stages; ++stage) run_finely(sums);
-      return;
-    }
-    if constexpr (Shape::operand == Operand::e4m3) {  // whose tokens always have scales
-      if (format_ == ScaleFormat::ue8m0) {
-        run_stages<TokenFactors::halves>(stages, sums);
-      } else {
-        run_stages<TokenFactors::floats>(stages, sums);
+    constexpr bool always_scaled = Shape::operand == Operand::e4m3;
+    if constexpr (!is_plain<Shape>()) {
+      if (scales_ == TokenScales::by_32) {
+        for (int stage = 0; stage < stages; ++stage) run_finely(sums);
+        return;
       }
-    } else if (scales_ == TokenScales::by_128) {
-      run_stages<TokenFactors::floats>(stages, sums);
-    } else {
-      run_stages<TokenFactors::none>(stages, sums);
+      if (!always_scaled && scales_ == TokenScales::none) {
+        run_stages<false>(stages, sums);
+        return;
+      }
     }
+    run_stages<true>(stages, sums);
   }
 
  private:
@@ -106,14 +74,18 @@ class MainLoop {
   static constexpr bool changes_by_step =
       weight_scale(Shape::kind) == WeightScale::by_block || weight_scale(Shape::kind) == WeightScale::by_step;
   static constexpr bool widens = is_widened(Shape::kind);
-  using Partial = float[tokens / 2];
+  /// Instructions' tokens: large tiles are multiplied in pieces, one behind the other, so that only the sums take registers for
+  /// all.
+  static constexpr int pieces = Shape::parts == 1 && tokens > 48 ? 2 : 1;
+  static constexpr int piece_tokens = tokens / pieces;
+  using Partial = float[piece_tokens / 2];
   using Chunk = ChunkView<Shape>;
   /// A second set of weight registers lets products run while the next slab is widened. Where there is nothing to widen, or no
   /// room for it, the products of one warpgroup run while another one loads.
   static constexpr bool overlapped =
       Shape::slabs == 1 || (Shape::kind != WeightKind::bf16 && Shape::slabs * tokens / 2 + tokens / 2 <= (widens ? 144 : 112));
 
-  template <TokenFactors factors>
+  template <bool scaled>
   __device__ __forceinline__ void run_stages(int stages, Sums<Shape, tokens>& sums) {
     if constexpr (overlapped) {
       std::uint32_t even[slab_registers];
@@ -122,16 +94,16 @@ class MainLoop {
       load(even, 0);
       int stage = 0;
       for (; stage + 1 < stages; stage += 2) {
-        run_stage<factors>(even, odd, sums, true);
+        run_stage<scaled>(even, odd, sums, true);
         if constexpr (items % 2 == 1) {
-          run_stage<factors>(odd, even, sums, stage + 2 < stages);
+          run_stage<scaled>(odd, even, sums, stage + 2 < stages);
         } else {
-          run_stage<factors>(even, odd, sums, stage + 2 < stages);
+          run_stage<scaled>(even, odd, sums, stage + 2 < stages);
         }
       }
-      if (stage < stages) run_stage<factors>(even, odd, sums, false);
+      if (stage < stages) run_stage<scaled>(even, odd, sums, false);
     } else {
-      for (int stage = 0; stage < stages; ++stage) run_in_turn<factors>(sums);
+      for (int stage = 0; stage < stages; ++stage) run_in_turn<scaled>(sums);
     }
   }
 
@@ -155,7 +127,7 @@ class MainLoop {
   }
 
   /// `a` holds the stage's first item; afterwards the next stage's, if there is one: in `a` if items are even, else in `b`.
-  template <TokenFactors factors>
+  template <bool scaled>
   __device__ __forceinline__ void run_stage(std::uint32_t (&a)[slab_registers], std::uint32_t (&b)[slab_registers],
                                             Sums<Shape, tokens>& sums, bool more) {
     Partial partial;
@@ -166,11 +138,16 @@ class MainLoop {
       std::uint32_t(&following)[slab_registers] = item % 2 == 0 ? b : a;
       const int slab = item / Shape::parts;
       const RowPair weight = step_weight(slab);
-      start(partial, current, item % Shape::parts);
-      prepare(following, item + 1, more);
-      if constexpr (widens) hold(following);  // now, while the products run, not when they are waited for
-      finish(partial);
-      if (item % Shape::parts == Shape::parts - 1) promote<factors>(partial, 0, weight, sums.slab[slab]);
+#pragma unroll
+      for (int piece = 0; piece < pieces; ++piece) {
+        start(partial, current, item % Shape::parts, piece);
+        if (piece == 0) {
+          prepare(following, item + 1, more);
+          if constexpr (widens) hold(following);  // now, while the products run, not when they are waited for
+        }
+        finish(partial);
+        if (item % Shape::parts == Shape::parts - 1) promote<scaled>(partial, 0, piece, weight, sums.slab[slab]);
+      }
     }
     leave_rows();
   }
@@ -189,7 +166,7 @@ class MainLoop {
   }
 
   /// A stage with one set of weight registers.
-  template <TokenFactors factors>
+  template <bool scaled>
   __device__ __forceinline__ void run_in_turn(Sums<Shape, tokens>& sums) {
     Partial partial;
     Chunk::wait(shared_, at_.weights);
@@ -200,10 +177,11 @@ class MainLoop {
       std::uint32_t a[slab_registers];
       load(a, item);
       const RowPair weight = step_weight(slab);
-      start(partial, a, item % Shape::parts);
+      static_assert(overlapped || pieces == 1);
+      start(partial, a, item % Shape::parts, 0);
       if (item == items - 1) leave_weights();  // the products have begun, so all loads have arrived
       finish(partial);
-      if (item % Shape::parts == Shape::parts - 1) promote<factors>(partial, 0, weight, sums.slab[slab]);
+      if (item % Shape::parts == Shape::parts - 1) promote<scaled>(partial, 0, 0, weight, sums.slab[slab]);
     }
     leave_rows();
   }
@@ -222,15 +200,17 @@ class MainLoop {
       load(a, item);
       const RowPair weight = step_weight(slab);
 #pragma unroll
-      for (int group = 0; group < groups_a_panel; ++group) {
+      for (int index = 0; index < groups_a_panel * pieces; ++index) {
+        const int group = index / pieces;
+        const int piece = index % pieces;
         begin(partial, a);
 #pragma unroll
         for (int which = 0; which < Shape::parts; ++which) {
-          multiply_part<Shape::operand, tokens>(partial, a, group * Shape::parts + which, panel(part), which == 0);
+          multiply_part<Shape::operand, piece_tokens>(partial, a, group * Shape::parts + which, panel(part, piece), which == 0);
         }
         cute::warpgroup_commit_batch();
         finish(partial);
-        promote<TokenFactors::floats>(partial, part * groups_a_panel + group, weight, sums.slab[slab]);
+        promote<true>(partial, part * groups_a_panel + group, piece, weight, sums.slab[slab]);
       }
     }
     leave_weights();
@@ -238,19 +218,19 @@ class MainLoop {
   }
 
   __device__ bool steps() const { return !is_plain<Shape>() && plan_.step_exponents; }
-  __device__ std::uint64_t panel(int part) const {
-    return panel_descriptor(shared_.rows[at_.rows.stage] + part * Shape::most_tokens * panel_bytes);
+  __device__ std::uint64_t panel(int part, int piece) const {
+    return panel_descriptor(shared_.rows[at_.rows.stage] + (part * Shape::most_tokens + piece * piece_tokens) * panel_bytes);
   }
   __device__ static void begin(Partial& partial, std::uint32_t (&a)[slab_registers]) {
     hold(partial);
     hold(a);
     cute::warpgroup_arrive();
   }
-  __device__ void start(Partial& partial, std::uint32_t (&a)[slab_registers], int part) {
+  __device__ void start(Partial& partial, std::uint32_t (&a)[slab_registers], int part, int piece) {
     begin(partial, a);
 #pragma unroll
     for (int which = 0; which < instructions_a_panel; ++which) {
-      multiply_part<Shape::operand, tokens>(partial, a, which, panel(part), part == 0 && which == 0);
+      multiply_part<Shape::operand, piece_tokens>(partial, a, which, panel(part, piece), part == 0 && which == 0);
     }
     cute::warpgroup_commit_batch();
   }
@@ -259,33 +239,35 @@ class MainLoop {
     hold(partial);
   }
 
-  /// total = fmaf(partial, token scale x weight scale, total), with the token scales of group `group` of the stage.
-  template <TokenFactors factors>
-  __device__ __forceinline__ void promote(const Partial& partial, int group, const RowPair& weight,
+  /// total = fmaf(partial, token scale x weight scale, total) for the piece's tokens, with the token scales of group `group` of the
+  /// stage.
+  template <bool scaled>
+  __device__ __forceinline__ void promote(const Partial& partial, int group, int piece, const RowPair& weight,
                                           float (&total)[tokens / 2]) const {
+    const int place = group * Shape::most_tokens + piece * piece_tokens;
+    float* sums = total + piece * (piece_tokens / 2);
     if constexpr (weight_scale(Shape::kind) == WeightScale::by_step) {
       if (steps()) {
-        promote_by<factors, true>(partial, group, weight, total);
+        promote_by<scaled, true>(partial, place, weight, sums);
       } else {
-        promote_by<factors, false>(partial, group, weight, total);
+        promote_by<scaled, false>(partial, place, weight, sums);
       }
     } else {
       constexpr bool weighted = changes_by_step || weight_scale(Shape::kind) == WeightScale::constant;
-      promote_by<factors, weighted>(partial, group, weight, total);
+      promote_by<scaled, weighted>(partial, place, weight, sums);
     }
   }
 
-  template <TokenFactors factors, bool weighted>
-  __device__ __forceinline__ void promote_by(const Partial& partial, int group, const RowPair& weight,
-                                             float (&total)[tokens / 2]) const {
-    constexpr int eights = tokens < 32 ? tokens / 8 : 4;  // tokens whose scales a thread loads at once
+  template <bool scaled, bool weighted>
+  __device__ __forceinline__ void promote_by(const Partial& partial, int place, const RowPair& weight, float* total) const {
+    constexpr int eights = piece_tokens == 8 ? 1 : piece_tokens == 16 ? 2 : 4;  // of tokens, whose scales a thread loads at once
     const int begin = static_cast<int>(threadIdx.x) % 4 * 8;
 #pragma unroll
-    for (int first = 0; first < tokens / 8; first += eights) {
+    for (int first = 0; first < piece_tokens / 8; first += eights) {
       float scales[2 * eights];
-      load_factors<factors>(shared_.scales[at_.rows.stage] + group * Shape::most_tokens, begin + 8 * first, scales);
+      load_factors<scaled>(shared_.scales[at_.rows.stage], place + begin + 8 * first, scales);
 #pragma unroll
-      for (int i = 0; i < 2 * eights; ++i) {
+      for (int i = 0; i < 2 * eights && first + i / 2 < piece_tokens / 8; ++i) {
         const int at = 4 * first + i / 2 * 4 + i % 2;
         const float low = weighted ? scales[i] * weight.low : scales[i];
         const float high = weighted ? scales[i] * weight.high : scales[i];
@@ -296,21 +278,24 @@ class MainLoop {
     }
   }
 
-  /// Token scales from place `place` of a stage, f32 or the upper halves of f32.
-  template <TokenFactors factors, int count>
+  /// Token scales from place `place` of a stage.
+  template <bool scaled, int count>
   __device__ static void load_factors(const float* stage, int place, float (&scales)[count]) {
-    if constexpr (factors == TokenFactors::none) {
+    if constexpr (!scaled) {
 #pragma unroll
       for (float& scale : scales) scale = 1.0f;
+    } else if constexpr (count == 2) {
+      const auto two = *reinterpret_cast<const float2*>(stage + place);
+      scales[0] = two.x;
+      scales[1] = two.y;
     } else {
-      constexpr int bytes = factors == TokenFactors::halves ? 2 : 4;
-      constexpr int words = count * bytes / 4;
-      std::uint32_t raw[words];
-      detail::load_all(reinterpret_cast<const std::byte*>(stage) + place * bytes, raw);
 #pragma unroll
-      for (int i = 0; i < count; ++i) {
-        const std::uint32_t word = raw[i * bytes / 4];
-        scales[i] = float_from_bits(bytes == 4 ? word : i % 2 == 0 ? word << 16 : word & 0xFFFF0000u);
+      for (int i = 0; i < count; i += 4) {
+        const auto four = *reinterpret_cast<const float4*>(stage + place + i);
+        scales[i] = four.x;
+        scales[i + 1] = four.y;
+        scales[i + 2] = four.z;
+        scales[i + 3] = four.w;
       }
     }
   }
@@ -327,7 +312,6 @@ class MainLoop {
   const WeightPlan& plan_;
   int tile_has_;
   TokenScales scales_;
-  ScaleFormat format_;
   int slab_[Shape::slabs];
   RowPair next_ = {1.0f, 1.0f};
   const RowPair* constant_ = nullptr;

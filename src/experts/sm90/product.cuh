@@ -7,6 +7,7 @@
 
 #include <cute/arch/mma_sm90_gmma.hpp>
 
+#include "experts/sm90/other_shapes.cuh"
 #include "experts/sm90/tile.hpp"
 
 namespace heddle::sm90 {
@@ -21,7 +22,13 @@ struct Instruction<Operand::e4m3, 8> : gmma::MMA_64x8x32_F32E4M3E4M3_RS_TN<> {};
 template <>
 struct Instruction<Operand::e4m3, 16> : gmma::MMA_64x16x32_F32E4M3E4M3_RS_TN<> {};
 template <>
+struct Instruction<Operand::e4m3, 24> : TwentyFourTokens {};
+template <>
 struct Instruction<Operand::e4m3, 32> : gmma::MMA_64x32x32_F32E4M3E4M3_RS_TN<> {};
+template <>
+struct Instruction<Operand::e4m3, 48> : FortyEightTokens {};
+template <>
+struct Instruction<Operand::e4m3, 64> : gmma::MMA_64x64x32_F32E4M3E4M3_RS_TN<> {};
 template <>
 struct Instruction<Operand::bf16, 8> : gmma::MMA_64x8x16_F32BF16BF16_RS<gmma::Major::K, gmma::Major::K> {};
 template <>
@@ -43,7 +50,7 @@ inline constexpr int instructions_a_panel = 4;
 /// from the next 8.
 __device__ inline std::uint64_t panel_descriptor(const std::byte* panel) {
   constexpr std::uint64_t swizzle_128_bytes = 1;
-  const std::uint64_t address = cute::cast_smem_ptr_to_uint(panel) & 0x3FFFF;
+  const std::uint64_t address = cute::cast_smem_ptr_to_uint(panel);  // of at most 18 bits
   return address >> 4 | std::uint64_t{1} << 16 | std::uint64_t{1024 >> 4} << 32 | swizzle_128_bytes << 62;
 }
 

@@ -24,18 +24,18 @@ inline constexpr int arrivals_a_warp = 1;
 template <int stages>
 struct RingPosition {
   int stage = 0;
-  std::uint32_t round = 0;  ///< its last bit is the parity that a reader waits for
+  std::uint32_t parity = 0;  ///< that a reader waits for
 
   __device__ void advance() {
     if (++stage == stages) {
       stage = 0;
-      ++round;
+      parity ^= 1;
     }
   }
   /// Tells the compiler that all lanes of the warp stand at the same place: it forgets where branches of single lanes lie between.
   __device__ void settle() {
     stage = ptx::uniform(stage);
-    round = static_cast<std::uint32_t>(ptx::uniform(static_cast<int>(round)));
+    parity = static_cast<std::uint32_t>(ptx::uniform(static_cast<int>(parity)));
   }
 };
 
@@ -60,16 +60,16 @@ struct RingBarriers {
   __device__ void wait_full(const RingPosition<stages>& at) const {
     if (trace::kernels_record && is_full(at)) return;
     const trace::WarpSum waiting(*this);
-    cutlass::arch::ClusterBarrier::wait(&full[at.stage], at.round & 1);
+    cutlass::arch::ClusterBarrier::wait(&full[at.stage], at.parity);
   }
   __device__ bool is_full(const RingPosition<stages>& at) const {
-    return cutlass::arch::ClusterBarrier::test_wait(&full[at.stage], at.round & 1, 1);
+    return cutlass::arch::ClusterBarrier::test_wait(&full[at.stage], at.parity, 1);
   }
   /// The first round finds every stage empty: the parity before a barrier's first phase counts as done.
   __device__ void wait_empty(const RingPosition<stages>& at) const {
-    if (trace::kernels_record && cutlass::arch::ClusterBarrier::test_wait(&empty[at.stage], (at.round & 1) ^ 1, 1)) return;
+    if (trace::kernels_record && cutlass::arch::ClusterBarrier::test_wait(&empty[at.stage], at.parity ^ 1, 1)) return;
     const trace::WarpSum waiting(trace::Room::wait);
-    cutlass::arch::ClusterBarrier::wait(&empty[at.stage], (at.round & 1) ^ 1);
+    cutlass::arch::ClusterBarrier::wait(&empty[at.stage], at.parity ^ 1);
   }
   /// By all lanes of a warp that have read the stage, or stored into it. Who reads with loads must have *used* what they brought:
   /// an arrival does not wait for loads that are under way, and a stage that bulk copies fill anew is then overwritten before them.

@@ -10,13 +10,13 @@
 
 namespace heddle::sm90 {
 
-/// The fused activation: values on their way out, largest magnitudes by slab and warp, what makes codes (a scale, or the inverse of
-/// a power of two) by group.
+/// The fused activation: values on their way out, and scales as math warps tell each other of them (shared_scales.cuh).
 template <class Shape, bool wanted = Shape::activates>
 struct ActivationMemory {
+  static constexpr int groups = is_plain<Shape>() ? 1 : tile_slabs;  ///< of a tile, at most
   alignas(16) std::byte values[Shape::most_tokens * Shape::activated_stride];
-  float peaks[tile_slabs * 4][Shape::most_tokens];
-  float factors[tile_slabs][Shape::most_tokens];
+  alignas(8) std::int32_t scales[2][groups][Shape::most_tokens];
+  int turn;
 };
 template <class Shape>
 struct ActivationMemory<Shape, false> {};
@@ -35,7 +35,7 @@ struct Shared {
   alignas(1024) std::byte rows[Shape::row_stages][Shape::row_stage_bytes];
   /// Chunks as they lie in memory.
   alignas(128) std::byte weights[Shape::weight_stages][Shape::weight_stage_bytes];
-  /// A stage's token scales: [group][Shape::place_of_scale(token)], f32, or (half_scales, ue8m0 by 128) the upper halves of f32.
+  /// A stage's token scales: [group][Shape::place_of_scale(token)], f32.
   alignas(16) float scales[Shape::row_stages][Shape::scales_a_stage];
 
   [[no_unique_address]] ActivationMemory<Shape> activation;

@@ -19,12 +19,6 @@ HEDDLE_HOST_DEVICE constexpr int rows_a_block(int rows, int blocks, int unit) {
   return ((rows + blocks - 1) / blocks + unit - 1) / unit * unit;
 }
 
-/// The smallest tile that covers a block's rows: 8, 16 or 32 where row blocks are small, else a multiple of 32.
-HEDDLE_HOST_DEVICE constexpr int tile_tokens(int rows, int most_tokens) {
-  const int small = rows <= 8 ? 8 : rows <= 16 ? 16 : 32;
-  return most_tokens <= 32 ? small : (rows + 31) / 32 * 32;
-}
-
 /// Rows [first, first + rows) of an expert times one tile of its weights.
 struct Task {
   int expert = 0;

@@ -10,6 +10,7 @@
 
 #include "experts/sm90/weight_order.hpp"
 #include "heddle/formats.hpp"
+#include "trace/device.hpp"
 
 namespace heddle::sm90 {
 
@@ -19,8 +20,8 @@ inline constexpr int warpgroup_threads = 128;
 inline constexpr int stage_columns = 128;
 /// Bytes of a token in a panel: a row of the 128-byte swizzle.
 inline constexpr int panel_bytes = 128;
-/// Shared memory that a CTA can have on sm_90, in bytes.
-inline constexpr int most_shared_bytes = 227 * 1024;
+/// Shared memory that a CTA can have on sm_90, in bytes, less what taking time stamps needs.
+inline constexpr int most_shared_bytes = 227 * 1024 - trace::cell_bytes;
 
 /// How the weights' kind enters the promotion of a step, or the end.
 enum class WeightScale : std::uint8_t {
@@ -47,6 +48,9 @@ constexpr WeightScale weight_scale(WeightKind kind) {
   return WeightScale::none;
 }
 
+/// Whether a kind has row blocks between the small and the large ones.
+constexpr bool has_medium_blocks(WeightKind kind) { return kind == WeightKind::mxfp4; }
+
 /// Where a token's scale lies in a stage: for every 32 tokens the eight that a thread needs are neighbours.
 HEDDLE_HOST_DEVICE constexpr int scale_place(int token) {
   return token / 32 * 32 + token % 8 / 2 * 8 + token % 32 / 8 * 2 + token % 2;
@@ -62,6 +66,43 @@ struct Plain : Shape {
 template <class Shape>
 constexpr bool is_plain() {
   return requires { Shape::plain; };
+}
+
+/// Tokens of the tiles that a kernel has code for, in rising order: the last one covers any row block.
+template <int... tokens>
+struct TileSizes {};
+
+/// The tiles of row blocks of at most `most` tokens. The kernels for the usual call have more of them.
+template <int most, bool plain>
+struct TilesOf;
+template <>
+struct TilesOf<32, true> {
+  using Sizes = TileSizes<8, 16, 24, 32>;
+};
+template <>
+struct TilesOf<32, false> {
+  using Sizes = TileSizes<8, 16, 32>;
+};
+template <>
+struct TilesOf<64, true> {
+  using Sizes = TileSizes<16, 24, 32, 48, 64>;
+};
+template <>
+struct TilesOf<64, false> {
+  using Sizes = TileSizes<32, 48, 64>;
+};
+template <bool plain>
+struct TilesOf<96, plain> {
+  using Sizes = TileSizes<32, 64, 96>;
+};
+
+/// The first of the sizes that covers `rows`.
+template <int first, int... others>
+HEDDLE_HOST_DEVICE constexpr int tile_tokens(TileSizes<first, others...>, int rows) {
+  if constexpr (sizeof...(others) > 0) {
+    if (rows > first) return tile_tokens(TileSizes<others...>{}, rows);
+  }
+  return first;
 }
 
 /// One configuration of the engine: `warpgroups` math warpgroups share the 4 slabs of a tile, a row block has at
@@ -91,26 +132,24 @@ struct TileShape {
   static constexpr int weight_stage_bytes =
       parts * WeightPlan{kind, false, kind == WeightKind::mxfp4, 0, 0}.chunk_bytes_of(tile_slabs);
   static constexpr int row_stage_bytes = parts * most_tokens * panel_bytes;
-  static constexpr int row_stages = (most_tokens <= 32 ? 16 : 4) / parts;
+  static constexpr int row_stages = (most_tokens <= 32 ? 16 : most_tokens <= 64 ? 8 : 4) / parts;
   /// Stages whose rows are under way while the others are ready.
   static constexpr int rows_under_way = row_stages / 2;
   /// Rows that are copied at once where they lie one behind another.
-  static constexpr int box_rows = most_tokens <= 32 ? 8 : 32;
+  static constexpr int box_rows = most_tokens <= 32 ? 8 : most_tokens <= 64 ? 16 : 32;
   /// Groups of 32: four a token. Else one.
   static constexpr int scales_a_stage = 4 * most_tokens;
-  /// Powers of two as the upper halves of f32: they take half the time to load, and shared memory is what row blocks are short of.
-  static constexpr bool half_scales = operand == Operand::e4m3;
   HEDDLE_HOST_DEVICE static constexpr int place_of_scale(int token) { return scale_place(token); }
   /// f32 factors of a tile's weight rows: of this task and of the next.
   static constexpr int row_factor_bytes = slab_shape(kind).row_scales ? 2 * tile_slabs * slab_rows * 4 : 0;
 
   static constexpr int activated_bytes = operand == Operand::e4m3 ? 1 : 2;  ///< of a value: an operand of the second product
-  static constexpr int activated_stride =
-      activates ? stage_columns * activated_bytes + 16 : 0;  ///< 16 more, so that rows share no bank
-  static constexpr int stage_bytes_of_rows = row_stage_bytes + scales_a_stage * 4;
-  static constexpr int other_bytes = row_stages * stage_bytes_of_rows +
-                                     most_tokens * (activated_stride + (activates ? tile_slabs * 5 * 4 : 0) + 8) +
-                                     row_factor_bytes + 1024;
+  static constexpr int activated_stride = stage_columns * activated_bytes;
+  /// Values of a token on their way out, and words of its scales (shared_scales.cuh).
+  static constexpr int activated_token_bytes = activates ? activated_stride + 2 * tile_slabs * 4 : 0;
+  static constexpr int stage_bytes_of_rows = row_stage_bytes + scales_a_stage * 4 + 16;
+  static constexpr int other_bytes =
+      row_stages * stage_bytes_of_rows + most_tokens * (activated_token_bytes + 8) + row_factor_bytes + 16 + 1024;
   /// What is left goes to weights, whose stream must never stop. Beside `bytes` that somebody else wants of the CTA's memory.
   static constexpr int weight_stages_beside(int bytes) {
     const int fit = (most_shared_bytes - other_bytes - bytes) / (weight_stage_bytes + 16);

@@ -50,6 +50,7 @@ __device__ ActivatedStore store_of(const MegaShared<Shape>& shared, const Kernel
   store.weights = task.is_shared() ? nullptr : shared.factors[slot];
   store.map.kind = RowMap::Kind::blocks;
   store.map.block_rows = 0;
+  store.map.rows = nullptr;
   return store;
 }
 
@@ -116,8 +117,7 @@ struct MegaMath {
     weights.plan = plan_of<Engine::kind>(shared, task);
     factors.fetch(weights, task.task);
     Sums<Engine, tokens> sums;
-    multiply_task<Engine, tokens>(engine, weights.plan, call.scaling, call.layout.activated.quantisation.scale, task.task, me,
-                                  factors, at, sums);
+    multiply_task<Engine, tokens>(engine, weights.plan, call.scaling, task.task, me, factors, at, sums);
     factors.turn();
     scale_sums(factors, sums);
     span.turn(trace::Kind::epilogue);
@@ -159,6 +159,7 @@ __device__ __forceinline__ void compute_shared(MegaShared<Shape>& shared, const 
 /// All tasks of the CTA. By a math warpgroup.
 template <class Shape>
 __device__ __forceinline__ void compute_tasks(MegaShared<Shape>& shared, const MegaKernelCall& call) {
+  SharedScales<Shape>::begin(shared.engine);
   const int thread = static_cast<int>(threadIdx.x);
   const MathThread me{thread / warpgroup_threads * Shape::slabs, thread % warpgroup_threads};
   RowFactors<Shape> factors(shared.engine, me);

@@ -70,10 +70,12 @@ DeviceMega::DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const Exchan
   constexpr int least_of_large = 64;  // rows of a block
   const bool can_be_large = options.mega.block_rows >= least_of_large;
   const WeightKind shared = place_ == SharedPlace::inside ? weights.front().shared->weights.gate.kind : kind;
-  if (device_options.row_blocks != DeviceRowBlocks::large || !can_be_large)
-    small_ = make_variant(RowBlocks::small, kind, shared, clamp);
-  if (device_options.row_blocks != DeviceRowBlocks::small && can_be_large)
-    large_ = make_variant(RowBlocks::large, kind, shared, clamp);
+  row_blocks_ = can_be_large ? device_options.row_blocks : DeviceRowBlocks::small;
+  for (const int rows : {1, 48, 128}) {  // each size's own
+    const RowBlocks blocks = sm90::choose_blocks(row_blocks_, rows, kind);
+    std::optional<Variant>& variant = variants_[static_cast<int>(blocks)];
+    if (!variant) variant = make_variant(blocks, kind, shared, clamp);
+  }
 }
 
 void DeviceMega::load_weights(std::span<const LayerWeights> weights, bool step_exponents) {
@@ -129,7 +131,7 @@ DeviceMega::Variant DeviceMega::make_variant(RowBlocks blocks, WeightKind kind, 
   layout.activated.scale_unit = layout.shared.scale_unit = 1;
   const int most = std::min(layout.block_rows, variant.kernel.most_tokens);
   const int box = variant.kernel.box_rows;
-  layout.block_rows = blocks == RowBlocks::large ? most / box * box : most;
+  layout.block_rows = most < box ? most : most / box * box;
   const ExchangeMemory needed = memory_of(layout);
   if (needed.dispatch > memory_.dispatch || needed.combine > memory_.combine || needed.mega_words > memory_.mega_words ||
       needed.mega_sums > memory_.mega_sums)
@@ -219,9 +221,10 @@ Arrived DeviceMega::arrived(int) const {
 std::size_t DeviceMega::weight_bytes() const { return loaded_bytes_; }
 
 const DeviceMega::Variant& DeviceMega::variant_for(int max_tokens) const {
-  if (!small_ || !large_) return small_ ? *small_ : *large_;
   const long long rows = static_cast<long long>(max_tokens) * ranks() * options_.topk / options_.placement.experts();
-  return sm90::choose_blocks(static_cast<int>(rows)) == RowBlocks::small ? *small_ : *large_;
+  const WeightKind kind = weights_.routed.front()->gate_up().plan.kind;
+  constexpr int most_of_small = 20;  // an expert's last rows are a block of their own here, not half of two
+  return *variants_[static_cast<int>(sm90::choose_blocks(row_blocks_, static_cast<int>(rows), kind, most_of_small))];
 }
 
 void DeviceMega::run(std::span<const DeviceOutput> outputs, DeviceStream stream) {

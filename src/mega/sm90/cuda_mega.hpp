@@ -62,7 +62,7 @@ class DeviceMega final : public DeviceExchangeBase {
   }
 
  private:
-  /// The kernel with small or with large row blocks, and what it is given.
+  /// The kernel with row blocks of one size, and what it is given.
   struct Variant {
     sm90::MegaKernel kernel;
     sm90::MegaKernelCall call;
@@ -83,7 +83,8 @@ class DeviceMega final : public DeviceExchangeBase {
   MegaWeights weights_;
   std::vector<std::shared_ptr<sm90::DeviceWeights>> own_;  ///< of weights_.routed, what it has loaded itself
   std::size_t loaded_bytes_ = 0;
-  std::optional<Variant> small_, large_;
+  DeviceRowBlocks row_blocks_;          ///< as asked for
+  std::optional<Variant> variants_[3];  ///< by sm90::RowBlocks
 };
 
 }  // namespace heddle

@@ -13,22 +13,42 @@ MegaKernel describe_mega_kernel() {
           mega_shared_bytes<Shape>()};
 }
 
+template <WeightKind kind>
+struct MegaAlone {
+  template <RowBlocks blocks>
+  using Shape = MegaShape<kind, blocks>;
+  template <RowBlocks blocks>
+  using PlainShape = Plain<MegaShape<kind, blocks>>;
+};
+template <WeightKind kind, WeightKind shared>
+struct MegaPair {
+  template <RowBlocks blocks>
+  using Shape = MegaPairShape<kind, shared, blocks>;
+};
+
+/// The kernel of the shape Of<blocks>.
+template <template <RowBlocks> class Of, WeightKind kind>
+MegaKernel mega_kernel_for(RowBlocks blocks) {
+  if (blocks == RowBlocks::small) return describe_mega_kernel<Of<RowBlocks::small>>();
+  if constexpr (has_medium_blocks(kind)) {
+    if (blocks == RowBlocks::medium) return describe_mega_kernel<Of<RowBlocks::medium>>();
+  }
+  return describe_mega_kernel<Of<RowBlocks::large>>();
+}
+
 template <WeightKind kind, WeightKind shared>
 MegaKernel mega_pair_kernel_of(RowBlocks blocks) {
-  return blocks == RowBlocks::small ? describe_mega_kernel<MegaPairShape<kind, shared, RowBlocks::small>>()
-                                    : describe_mega_kernel<MegaPairShape<kind, shared, RowBlocks::large>>();
+  return mega_kernel_for<MegaPair<kind, shared>::template Shape, kind>(blocks);
 }
 
 template <WeightKind kind>
 MegaKernel plain_mega_kernel_of(RowBlocks blocks) {
-  return blocks == RowBlocks::small ? describe_mega_kernel<Plain<MegaShape<kind, RowBlocks::small>>>()
-                                    : describe_mega_kernel<Plain<MegaShape<kind, RowBlocks::large>>>();
+  return mega_kernel_for<MegaAlone<kind>::template PlainShape, kind>(blocks);
 }
 
 template <WeightKind kind>
 MegaKernel mega_kernel_of(RowBlocks blocks) {
-  return blocks == RowBlocks::small ? describe_mega_kernel<MegaShape<kind, RowBlocks::small>>()
-                                    : describe_mega_kernel<MegaShape<kind, RowBlocks::large>>();
+  return mega_kernel_for<MegaAlone<kind>::template Shape, kind>(blocks);
 }
 
 }  // namespace heddle::sm90

@@ -40,6 +40,8 @@ struct MegaShapeOf<Engine, true> : Engine {
 template <WeightKind kind, RowBlocks blocks>
 struct MegaShape : detail::MegaShapeOf<SmallBlocks<kind, true>> {};
 template <WeightKind kind>
+struct MegaShape<kind, RowBlocks::medium> : detail::MegaShapeOf<MediumBlocks<kind, true>> {};
+template <WeightKind kind>
 struct MegaShape<kind, RowBlocks::large> : detail::MegaShapeOf<LargeBlocks<kind, true>> {};
 
 /// Beside a shared expert of another weight kind. The rings stay those of the routed experts, so nothing of theirs changes; a chunk

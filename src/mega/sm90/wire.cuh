@@ -127,9 +127,10 @@ class WireStore {
     return __shfl_xor_sync(0xFFFFFFFFu, value, distance);
   }
 
-  /// A group is two slabs: warps tell each other their largest magnitudes.
+  /// A group is two slabs: warps tell each other the scales of their largest magnitudes.
   template <ScaleFormat scale_format, class Rows>
   __device__ __forceinline__ void store_fp8(const Rows& rows, const Pairs& pairs) {
+    SharedScales<Shape> scales(shared_, static_cast<int>(threadIdx.x));
 #pragma unroll
     for (int slab = 0; slab < Shape::slabs; ++slab) {
 #pragma unroll
@@ -137,33 +138,27 @@ class WireStore {
         float peak = largest_magnitude_of_pair(largest_magnitude_of_pair(0.0f, pairs.of[slab][i][0]), pairs.of[slab][i][1]);
         peak = fmaxf(peak, from_neighbour(peak, 1));
         peak = fmaxf(peak, from_neighbour(peak, 2));
-        if (lane_of_token() == 0) shared_.activation.peaks[4 * (me_.first_slab + slab) + me_.warp()][8 * i + me_.row()] = peak;
+        if (lane_of_token() == 0 && there(slab)) {
+          scales.tell((me_.first_slab + slab) / 2, 8 * i + me_.row(), ScaleWord<scale_format>::of(peak));
+        }
       }
     }
-    meet();
+    scales.meet();
 #pragma unroll
     for (int i = 0; i < eights; ++i) {
       std::byte* const to = row(rows, i);
 #pragma unroll
       for (int slab = 0; slab < Shape::slabs; ++slab) {
         if (!there(slab)) continue;
-        const auto scale = GroupScale<scale_format>::of(told((me_.first_slab + slab) / 2, 8 * i + me_.row()));
+        const auto scale = ScaleWord<scale_format>::scale(*scales.told((me_.first_slab + slab) / 2, 8 * i + me_.row()));
         store_sixteen(to, column(slab), codes_of_bf16_pair(scale, pairs.of[slab][i][0]),
                       codes_of_bf16_pair(scale, pairs.of[slab][i][1]));
         const bool speaks = (me_.first_slab + slab) % 2 == 0 && me_.warp() == 0 && lane_of_token() == 0;
         if (speaks && to != nullptr) store_scale(to + format_.scale_at(column(slab)), scale);
       }
     }
-    meet();  // the next task's magnitudes lie where these do, and a task of few steps is soon through
-  }
-  __device__ static void meet() { cutlass::arch::NamedBarrier::sync(Shape::math_threads, 1); }
-  __device__ float told(int group, int token) const {
-    float peak = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < 8; ++warp) {
-      if (8 * group + warp < 4 * tile_has_) peak = fmaxf(peak, shared_.activation.peaks[8 * group + warp][token]);
-    }
-    return peak;
+    scales.turn();
+    scales.meet();
   }
   /// The codes of sixteen columns, two and two a lane: neighbours swap them, so that each stores four.
   __device__ void store_sixteen(std::byte* to, int column, std::uint32_t low, std::uint32_t high) const {

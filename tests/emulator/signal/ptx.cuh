@@ -26,6 +26,11 @@ inline int uniform(int value) {
   return static_cast<int>(all);
 }
 
+/// Fibers take turns, so nobody is between.
+inline void min_relaxed_cta(std::int32_t* address, std::int32_t value) { *address = value < *address ? value : *address; }
+
+inline int only_here(int value) { return value; }
+
 /// Kernels follow each other here.
 inline void wait_for_earlier_kernels() {}
 inline void let_next_kernel_launch() {}
