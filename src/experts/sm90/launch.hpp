@@ -18,7 +18,8 @@ namespace heddle::sm90 {
 enum class RowBlocks : std::uint8_t { small, medium, large };
 
 /// What is asked for or, where nothing is, the configuration that was measured to take least time for so many rows an expert, on
-/// average (docs/performance.md, "Experts on one GPU"). `most_of_small`: up to where small ones do, where there are medium ones.
+/// average (docs/performance.md, "A tile of 24 tokens, and row blocks of up to 64"). `most_of_small`: up to where small ones do,
+/// where there are medium ones.
 RowBlocks choose_blocks(DeviceRowBlocks wish, int rows, WeightKind kind, int most_of_small = 24);
 
 /// A kernel of the engine as the runtime wants it.
