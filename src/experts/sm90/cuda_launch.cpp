@@ -65,6 +65,11 @@ RowBlocks choose_blocks(DeviceRowBlocks wish, int rows, WeightKind kind, int mos
   return medium && has_medium_blocks(kind) ? RowBlocks::medium : RowBlocks::large;
 }
 
+bool may_choose(DeviceRowBlocks wish, RowBlocks blocks, WeightKind kind) {
+  if (wish != DeviceRowBlocks::automatic) return choose_blocks(wish, 0, kind) == blocks;
+  return blocks != RowBlocks::medium || has_medium_blocks(kind);
+}
+
 void prepare_products(WeightKind kind) {
   for (const RowBlocks blocks : {RowBlocks::small, RowBlocks::medium, RowBlocks::large}) {
     for (const bool activates : {false, true}) {

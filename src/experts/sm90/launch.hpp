@@ -21,6 +21,8 @@ enum class RowBlocks : std::uint8_t { small, medium, large };
 /// average (docs/performance.md, "A tile of 24 tokens, and row blocks of up to 64"). `most_of_small`: up to where small ones do,
 /// where there are medium ones.
 RowBlocks choose_blocks(DeviceRowBlocks wish, int rows, WeightKind kind, int most_of_small = 24);
+/// Whether that may be `blocks`, for some number of rows.
+bool may_choose(DeviceRowBlocks wish, RowBlocks blocks, WeightKind kind);
 
 /// A kernel of the engine as the runtime wants it.
 struct ProductKernel {

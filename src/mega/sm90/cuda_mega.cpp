@@ -71,10 +71,9 @@ DeviceMega::DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const Exchan
   const bool can_be_large = options.mega.block_rows >= least_of_large;
   const WeightKind shared = place_ == SharedPlace::inside ? weights.front().shared->weights.gate.kind : kind;
   row_blocks_ = can_be_large ? device_options.row_blocks : DeviceRowBlocks::small;
-  for (const int rows : {1, 48, 128}) {  // each size's own
-    const RowBlocks blocks = sm90::choose_blocks(row_blocks_, rows, kind);
-    std::optional<Variant>& variant = variants_[static_cast<int>(blocks)];
-    if (!variant) variant = make_variant(blocks, kind, shared, clamp);
+  for (const RowBlocks blocks : {RowBlocks::small, RowBlocks::medium, RowBlocks::large}) {
+    if (sm90::may_choose(row_blocks_, blocks, kind))
+      variants_[static_cast<int>(blocks)] = make_variant(blocks, kind, shared, clamp);
   }
 }
 
