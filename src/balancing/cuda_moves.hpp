@@ -11,6 +11,7 @@
 #include "balancing/migration.hpp"
 #include "experts/sm90/cuda_stage.hpp"
 #include "group/cuda_heap.hpp"
+#include "group/cuda_stream.hpp"
 #include "heddle/device_balancing.hpp"
 #include "heddle/device_layer.hpp"
 #include "layer/cuda_shared_expert.hpp"
@@ -55,7 +56,7 @@ class DeviceMoves {
     std::vector<std::vector<Move>> arrivals;                          ///< to a local rank
     std::vector<Departure> departures;
     CellCopies copies{0, 1};  ///< of the departures
-    sm90::loading::OwnStream stream;
+    cuda::OwnStream stream;
     DeviceEvent began{true}, sent{true}, placed{false};  ///< the first two: around copies that go together
     bool is_timing = false;                              ///< such copies, of which the time is not in `total` yet
     DeviceSent total;

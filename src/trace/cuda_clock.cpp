@@ -7,6 +7,7 @@
 
 #include "group/cuda_driver.hpp"
 #include "group/cuda_pinned.hpp"
+#include "group/cuda_stream.hpp"
 #include "heddle/error.hpp"
 
 namespace heddle::trace {
@@ -15,20 +16,10 @@ using cuda::check;
 
 namespace {
 
-class Stream {
- public:
-  Stream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate"); }
-  /// The kernel ends by its own deadline at the latest, before its words are freed.
-  ~Stream() {
-    cudaStreamSynchronize(stream_);
-    cudaStreamDestroy(stream_);
-  }
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
-  cudaStream_t get() const { return stream_; }
-
- private:
-  cudaStream_t stream_ = nullptr;
+/// A kernel under way ends by its own deadline at the latest, before its words are freed.
+struct AtRest {
+  cudaStream_t stream;
+  ~AtRest() { cudaStreamSynchronize(stream); }
 };
 
 constexpr std::int64_t second = 1'000'000'000;
@@ -60,12 +51,13 @@ std::int64_t host_nanoseconds() {
 ClockSamples sample_clock(int device) {
   const cuda::DeviceScope scope(device);
   const cuda::PinnedArray<ClockWords> memory(1, "memory for questions to a GPU's clock");
-  const Stream stream;
+  const cuda::OwnStream stream;
+  const AtRest at_rest{stream};
   ClockWords& words = *memory.data();
-  check(launch_tell_time(&words, kernel_patience, stream.get()), "calibration of a GPU's clock");
+  check(launch_tell_time(&words, kernel_patience, stream), "calibration of a GPU's clock");
   ClockSamples samples;
   for (std::size_t number = 0; number < clock_questions; ++number) samples.samples.push_back(ask(words, number, device));
-  check(cudaStreamSynchronize(stream.get()), "calibration of a GPU's clock");
+  check(cudaStreamSynchronize(stream), "calibration of a GPU's clock");
   samples.step = static_cast<std::int64_t>(words.step);
   return samples;
 }

@@ -9,6 +9,7 @@
 
 #include "experts/sm90/grouped_layout.hpp"
 #include "experts/sm90/weights_kernels.hpp"
+#include "group/cuda_stream.hpp"
 #include "heddle/error.hpp"
 
 namespace heddle::sm90 {
@@ -75,7 +76,7 @@ bool GroupedProduct::load(std::span<const WeightMatrix> weights, bool step_expon
   matrix_.reset();
   matrix_ = std::make_unique<Matrix>(WeightPlan{first.kind, false, step_exponents, first.rows, first.cols}, size(groups_));
   const WeightPlan& plan = matrix_->view.plan;
-  const OwnStream stream;
+  const cuda::OwnStream stream;
   const auto values = allocate<std::byte>(shape.value_bytes(), "memory to lay weights out from");
   const auto scales = allocate<std::byte>(shape.scale_bytes(), "memory to lay weights out from");
   const auto faults = allocate<unsigned>(size(groups_), "memory for a survey of weights");

@@ -62,18 +62,6 @@ struct Matrix {
   }
 };
 
-class OwnStream {
- public:
-  OwnStream() { cuda::check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream for loading weights"); }
-  ~OwnStream() { cudaStreamDestroy(stream_); }
-  OwnStream(const OwnStream&) = delete;
-  OwnStream& operator=(const OwnStream&) = delete;
-  operator cudaStream_t() const { return stream_; }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
-
 /// Throws InputError unless a matrix is stored as the first one is.
 void check_same(const WeightMatrix& matrix, const WeightMatrix& first, const std::string& name);
 

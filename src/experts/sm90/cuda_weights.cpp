@@ -11,6 +11,7 @@
 #include "experts/sm90/weights.hpp"
 #include "experts/sm90/weights_kernels.hpp"
 #include "experts/words.hpp"
+#include "group/cuda_stream.hpp"
 #include "heddle/error.hpp"
 
 namespace heddle::sm90 {
@@ -150,7 +151,7 @@ struct DeviceWeights::Impl {
   /// Lays all experts out, then looks at what the surveys found. False: step_exponents says what has to be made again.
   bool load(const std::vector<Sources>& sources, bool (&step_exponents)[2]) {
     if (count == 0) return true;
-    const OwnStream stream;
+    const cuda::OwnStream stream;
     const auto faults = allocate<unsigned>(2 * size(count), "memory for a survey of weights");
     std::vector<unsigned> found(2 * size(count));
     const std::size_t bytes = found.size() * sizeof(unsigned);
