@@ -234,7 +234,7 @@ void live(Store& store, const Life& life, Journal& journal) {
         left_behind = agreement.finished();
         journal.adopted(agreement, life.rank, left_behind);
       }
-      if (!agreement.called()) {
+      if (!agreement.should_meet()) {
         if (agreement.finish({}) == Agreement::Finish::all) {
           left_behind = agreement.finished();
           ++step;

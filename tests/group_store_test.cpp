@@ -20,7 +20,7 @@ TEST(DirectoryStore, WordsBeginAtZeroAndChangeByCompareAndSet) {
   const TempFolder folder;
   const auto first = open_directory_store(folder.file("words"), 40), second = open_directory_store(folder.file("words"), 40);
   for (const StoreKey& key :
-       {StoreKey{Kind::called, 0}, {Kind::mask, 1}, {Kind::here, 39}, {Kind::finished, 7}, {Kind::unheard, 3}}) {
+       {StoreKey{Kind::called, 0}, {Kind::asked, 0}, {Kind::mask, 1}, {Kind::here, 39}, {Kind::finished, 7}, {Kind::unheard, 3}}) {
     EXPECT_EQ(second->get(key), 0u);
     std::uint64_t expected = 0;
     EXPECT_TRUE(first->compare_set(key, expected, ~std::uint64_t{0}));

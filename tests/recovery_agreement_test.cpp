@@ -68,6 +68,26 @@ TEST(RollCall, AnotherProcessOfTheRankComesToTheNextRollCall) {
   EXPECT_EQ(stayed.members().live, (std::vector<bool>{true, true}));
 }
 
+// However often a rank asks: members that met for it before every step would never end one.
+TEST(RollCall, WhoAsksToComeBackComesBehindAStepOfTheOthers) {
+  const auto groups = create_thread_group(2, {});
+  Agreement stayed(groups[0]->store(), 0, 2);
+  stayed.settle({false, true}, none);
+  ScriptedStore store(groups[1]->store());
+  Agreement lost(store, 1, 2);
+  EXPECT_THROW(lost.join({}), FaultError) << "nobody holds a roll call";
+  EXPECT_FALSE(stayed.should_meet()) << "no step is finished under this mask";
+  EXPECT_EQ(stayed.finish({}), Agreement::Finish::all) << "who asks ends no step";
+  EXPECT_TRUE(stayed.should_meet());
+  store.meanwhile = [&] { stayed.settle({false, false}, none); };
+  lost.join({});
+  EXPECT_FALSE(stayed.should_meet());
+  // A member's place: the others may be waiting in their step for the process that it had before.
+  EXPECT_THROW(Agreement(store, 1, 2).join({}), FaultError);
+  EXPECT_TRUE(stayed.should_meet());
+  EXPECT_EQ(stayed.finish({}), Agreement::Finish::called);
+}
+
 /// What nodes of one rank each say that they did not hear when they met, bits of nodes, and who is in after the next roll call.
 struct Cut {
   const char* what;

@@ -94,6 +94,12 @@ TEST(RecoveryNodes, ANodeThatOthersDoNotHearIsLeftOutThoughItReachesTheStore) {
       const std::uint32_t before = losses();
       group.switches().no_network = group.bits_of_node(node);
       ASSERT_TRUE(cast.wait_until(std::chrono::seconds(40), [&] { return losses() > before; }));
+      // It tries to come back all the while, which does not keep the others from their steps.
+      const int other = (node + 1) % nodes * inside;
+      const std::uint32_t left_behind = board.seats[static_cast<std::size_t>(other)].steps;
+      EXPECT_TRUE(cast.wait_until(std::chrono::seconds(40),
+                                  [&] { return board.seats[static_cast<std::size_t>(other)].steps >= left_behind + 20; }))
+          << "steps: " << left_behind << ", then " << board.seats[static_cast<std::size_t>(other)].steps;
       group.switches().no_network = 0;
       ASSERT_TRUE(cast.all_go_on());
     }

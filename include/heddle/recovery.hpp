@@ -112,7 +112,8 @@ class RecoveringLayers {
   /// A step of one call of layer 0.
   void forward(const LayerInput& input, const Step& step, bf16* out);
   /// After a LostRankError: asks to come in and waits until the others have made room, which they do between two of their steps.
-  /// Throws FaultError if they do not within the patience.
+  /// Throws FaultError if they do not within the patience. Who was in again and lost again before it ended a step first waits here,
+  /// a deadline and each time twice as long, up to eight: what fails may be a link that is still cut.
   void rejoin();
 
   /// Valid until the step ends or throws.

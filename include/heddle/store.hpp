@@ -14,6 +14,7 @@ namespace heddle {
 struct StoreKey {
   enum class Kind : std::uint8_t {
     called,    ///< the roll call that all ranks are called to
+    asked,     ///< the roll call that a rank which is out asks for
     mask,      ///< who is live: index n has ranks [32 n, 32 n + 32)
     here,      ///< of rank `index`: the roll call that it came to
     finished,  ///< of rank `index`: steps that it has finished

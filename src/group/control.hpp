@@ -14,8 +14,9 @@ struct RankControl {
   HeapHeader header;
   Word arrived = 0;     ///< barriers this rank has reached since the last reset
   Word generation = 0;  ///< era << 32 | meetings of resets that this rank has begun in it
-  // Words of the store (host_store.hpp); `called` of part 0 alone.
+  // Words of the store (host_store.hpp); `called` and `asked` of part 0 alone.
   Word called = 0;
+  Word asked = 0;
   Word mask = 0;
   Word here = 0;
   Word finished = 0;

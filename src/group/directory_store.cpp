@@ -23,13 +23,15 @@ namespace heddle {
 
 namespace {
 
-constexpr std::array kinds{StoreKey::Kind::called, StoreKey::Kind::mask, StoreKey::Kind::here, StoreKey::Kind::finished,
-                           StoreKey::Kind::unheard};
+constexpr std::array kinds{StoreKey::Kind::called, StoreKey::Kind::asked,    StoreKey::Kind::mask,
+                           StoreKey::Kind::here,   StoreKey::Kind::finished, StoreKey::Kind::unheard};
 
 const char* name_of_kind(StoreKey::Kind kind) {
   switch (kind) {
     case StoreKey::Kind::called:
       return "called";
+    case StoreKey::Kind::asked:
+      return "asked";
     case StoreKey::Kind::mask:
       return "mask";
     case StoreKey::Kind::here:
@@ -43,7 +45,7 @@ const char* name_of_kind(StoreKey::Kind kind) {
 }
 
 int words_of(StoreKey::Kind kind, int ranks) {
-  if (kind == StoreKey::Kind::called) return 1;
+  if (kind == StoreKey::Kind::called || kind == StoreKey::Kind::asked) return 1;
   return kind == StoreKey::Kind::mask ? (ranks + 31) / 32 : ranks;
 }
 

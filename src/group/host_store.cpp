@@ -21,6 +21,8 @@ Word& HostStore::word(const StoreKey& key) const {
       return at.finished;
     case StoreKey::Kind::unheard:
       return at.unheard;
+    case StoreKey::Kind::asked:
+      return part(0).asked;
     case StoreKey::Kind::called:
       break;
   }

@@ -10,8 +10,6 @@ namespace heddle {
 
 namespace {
 
-using Kind = StoreKey::Kind;
-
 // Words of the store have the form of protocol words: a generation beside a value. That of `here` and `finished` is 31 bits of
 // steps, and whether the rank comes late, so that its steps say nothing.
 constexpr auto generation_of = word_tag;
@@ -58,14 +56,15 @@ void Agreement::publish(Kind kind, std::uint64_t& last, std::uint32_t generation
   last = word;
 }
 
-void Agreement::call_for(std::uint32_t generation) {
-  std::uint64_t last = get(Kind::called, 0);
-  while (last < generation && !store_.compare_set({Kind::called, 0}, last, generation)) continue;
+/// `called` or `asked`, which only go up.
+void Agreement::raise(Kind kind, std::uint32_t generation) {
+  std::uint64_t last = get(kind, 0);
+  while (last < generation && !store_.compare_set({kind, 0}, last, generation)) continue;
 }
 
-bool Agreement::called() const { return get(Kind::called, 0) > members_.generation; }
+bool Agreement::should_meet() const { return called() || (finished_ != adopted_at_ && get(Kind::asked, 0) > members_.generation); }
 
-void Agreement::call() { call_for(members_.generation + 1); }
+void Agreement::call() { raise(Kind::called, members_.generation + 1); }
 
 bool Agreement::came(int rank, std::uint32_t generation) const { return generation_of(get(Kind::here, rank)) >= generation; }
 
@@ -120,7 +119,7 @@ void Agreement::settle(const std::vector<bool>& suspects, const Patience& patien
     const std::uint32_t next = members_.generation + 1;
     if (decided(next)) throw lost();  // before anything is written: this rank was not there
     publish(Kind::here, here_word_, next);
-    call_for(next);
+    raise(Kind::called, next);
     hold(next, suspects, patience);
     propose(next);
     is_done = adopt(next);
@@ -226,7 +225,7 @@ bool Agreement::adopt(std::uint32_t generation) {
     if (generation_of(word) != generation) return false;
     if (!is_late(word) && (!earliest || is_before(steps_of(word), *earliest))) earliest = steps_of(word);
   }
-  finished_ = earliest.value_or(finished_);
+  adopted_at_ = finished_ = earliest.value_or(finished_);
   late_ = false;
   return true;
 }
@@ -244,7 +243,8 @@ void Agreement::join(std::chrono::nanoseconds patience) {
       publish(Kind::here, here_word_, next);
       awaited_ = next;
     }
-    call_for(next);
+    // For the process before this one, which the others take for a member still, they wait in their step.
+    raise(members_.live[static_cast<std::size_t>(rank_)] ? Kind::called : Kind::asked, next);
     if (!store_.wait([&] { return masked().generation >= next; }, end))
       throw FaultError({rank_, -1, "coming back", "roll call of generation", next, members_.generation});
     const Members now = masked();

@@ -30,8 +30,9 @@ class Agreement {
   const Members& members() const { return members_; }
   std::uint32_t finished() const { return finished_; }  ///< steps
 
-  /// Has a roll call begun that this rank has not been to?
-  bool called() const;
+  /// Is there a roll call to go to? One that has begun without this rank; or, once a step is finished under this mask, one that a
+  /// rank which is out asks for. Such a rank never comes before the others' next step, however often it asks.
+  bool should_meet() const;
   /// Calls all ranks to the next one.
   void call();
 
@@ -49,10 +50,12 @@ class Agreement {
   void join(std::chrono::nanoseconds patience);
 
  private:
-  std::uint64_t get(StoreKey::Kind kind, int index) const { return store_.get({kind, index}); }
+  using Kind = StoreKey::Kind;
+  std::uint64_t get(Kind kind, int index) const { return store_.get({kind, index}); }
   int chunks() const { return (ranks_ + 31) / 32; }
-  void publish(StoreKey::Kind kind, std::uint64_t& last, std::uint32_t generation);
-  void call_for(std::uint32_t generation);
+  void publish(Kind kind, std::uint64_t& last, std::uint32_t generation);
+  void raise(Kind kind, std::uint32_t generation);
+  bool called() const { return get(Kind::called, 0) > members_.generation; }
   bool came(int rank, std::uint32_t generation) const;
   bool decided(std::uint32_t generation) const;
   void hold(std::uint32_t generation, const std::vector<bool>& suspects, const Patience& patience);
@@ -67,6 +70,7 @@ class Agreement {
   int rank_, ranks_, ranks_a_node_;
   Members members_;
   std::uint32_t finished_ = 0;
+  std::uint32_t adopted_at_ = 0;             ///< the step at which this mask's members went on
   bool late_ = false;                        ///< this rank does not know yet how many steps are finished
   std::optional<std::uint32_t> awaited_;     ///< the roll call that this process came to in join()
   std::uint64_t here_word_, finished_word_;  ///< this rank's own, as it left them

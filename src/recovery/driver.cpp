@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 namespace heddle {
@@ -15,6 +16,9 @@ using Clock = std::chrono::steady_clock;
 
 /// Roll calls of a step, in a row, that lose and bring back nobody, before a fault is taken for one that another one does not mend.
 constexpr int most_idle_roll_calls = 8;
+
+/// A rank that came back in vain waits a deadline before it tries again, then twice as long each time, up to so many.
+constexpr int most_deadlines_apart = 8;
 
 double seconds(Clock::time_point from, Clock::time_point to) { return std::chrono::duration<double>(to - from).count(); }
 
@@ -50,10 +54,24 @@ void RecoveryDriver::start(Entry entry) {
   is_built_ = true;
 }
 
+/// Who is in again, and out before the end of a step, has a fault that lasts, such as a link that is cut: each time costs the
+/// others a meeting that fails.
+void RecoveryDriver::wait_after_vain_returns() {
+  if (vain_returns_ == 0) return;
+  const int deadlines = std::min(most_deadlines_apart, 1 << std::min(vain_returns_ - 1, 16));
+  const auto end = Clock::now() + deadlines * group_.deadline();
+  for (auto now = Clock::now(); now < end; now = Clock::now()) {
+    group_.answer_door();
+    std::this_thread::sleep_for(std::min<Clock::duration>(end - now, std::chrono::milliseconds(5)));
+  }
+}
+
 void RecoveryDriver::rejoin() {
   is_built_ = false;
   idle_roll_calls_ = 0;
+  wait_after_vain_returns();
   agreement_.join(patience().others);
+  vain_returns_ += 1;
   Interruption interruption;
   interruption.reason = "this rank came back";
   interruption.noticed = Clock::now();
@@ -66,7 +84,7 @@ void RecoveryDriver::rejoin() {
 /// Once through `body` to the end of the step; what went wrong with a rank, or nothing.
 std::optional<RecoveryDriver::Trouble> RecoveryDriver::attempt(const std::function<void()>& body) {
   if (!is_built_) return Trouble{"what the mask needs had not been made", suspects(-1)};
-  if (agreement_.called()) return Trouble{"another rank called", suspects(-1)};
+  if (agreement_.should_meet()) return Trouble{"another rank called", suspects(-1)};
   try {
     body();
   } catch (const FaultError& error) {
@@ -103,12 +121,18 @@ void RecoveryDriver::step(const std::function<void()>& body) {
     std::optional<Trouble> trouble = attempt(body);
     if (recovered > 0 && interruptions_.back().run_again && interruptions_.back().again == 0)
       interruptions_.back().again = seconds(begin, Clock::now());
-    if (!trouble) return;
+    if (!trouble) {
+      vain_returns_ = 0;
+      return;
+    }
     recover(std::move(*trouble));
     Interruption& last = interruptions_.back();
     last.lost = seconds(begin, last.noticed);
     last.step = before;
-    if (steps() != before) return;  // it was done on all ranks
+    if (steps() != before) {  // it was done on all ranks
+      vain_returns_ = 0;
+      return;
+    }
     last.run_again = true;
   }
 }

@@ -37,6 +37,7 @@ class RecoveryDriver {
   std::optional<Trouble> attempt(const std::function<void()>& body);
   void recover(Trouble trouble);
   bool rebuild(Interruption& interruption, Trouble& trouble);
+  void wait_after_vain_returns();
   std::vector<bool> suspects(int member) const;
   Patience patience() const;
 
@@ -46,6 +47,7 @@ class RecoveryDriver {
   Agreement agreement_;
   bool is_built_ = false;
   int idle_roll_calls_ = 0;  ///< in a row, of this step: they have lost and brought back nobody
+  int vain_returns_ = 0;     ///< how often this rank came back since it last ended a step
   std::vector<Interruption> interruptions_;
 };
 
