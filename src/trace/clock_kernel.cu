@@ -24,7 +24,9 @@ __device__ std::uint64_t step_of_clock() {
 
 __global__ void tell_time(ClockWords* words, std::uint64_t patience) {
   const std::uint64_t begin = ptx::nanoseconds();
-  ptx::store_relaxed_system(&words->step, step_of_clock());
+  const std::uint64_t step = step_of_clock();
+  if (step == 0) return;  // it stands still, and with it the patience below
+  ptx::store_relaxed_system(&words->step, step);
   for (std::uint64_t number = 0; number < clock_questions; ++number) {
     while (ptx::load_acquire_system(&words->asked) <= number) {
       if (ptx::nanoseconds() - begin > patience) return;

@@ -34,7 +34,7 @@ ClockSample ask(ClockWords& words, std::size_t number, int device) {
   while (told.load() == 0) {
     if (host_nanoseconds() - sample.asked < host_patience) continue;
     throw Error(ErrorKind::fault, fmt::format("calibration of GPU {}'s clock: no answer to question {} of {} within {} s; "
-                                              "is another kernel holding the GPU?",
+                                              "is another kernel holding the GPU, or does its clock stand still?",
                                               device, number + 1, clock_questions, host_patience / second));
   }
   sample.answered = host_nanoseconds();
