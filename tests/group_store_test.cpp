@@ -62,6 +62,8 @@ TEST(DirectoryStore, WhatCannotBeOneIsNamed) {
   EXPECT_NE(message_of([&] { open_directory_store(folder.path().string(), 4); }).find("new or empty"), std::string::npos);
   EXPECT_NE(message_of([&] { open_directory_store(folder.file("file/words"), 4); }).find("No such file"), std::string::npos)
       << "only the last folder is made";
+  EXPECT_NE(message_of([&] { open_directory_store(folder.file(std::string(300, 'x')), 4); }).find("name too long"),
+            std::string::npos);
   EXPECT_THROW(open_directory_store(directory, 0), InputError);
   std::filesystem::rename(directory, directory + ".gone");
   std::uint64_t expected = 0;

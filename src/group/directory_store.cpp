@@ -60,7 +60,7 @@ std::string name_of_word(const StoreKey& key) { return fmt::format("{}.{}", name
 
 DirectoryStore::DirectoryStore(std::filesystem::path directory, int ranks) : directory_(std::move(directory)), ranks_(ranks) {
   if (ranks < 1) throw InputError(fmt::format("a store for {} ranks; at least one is wanted", ranks));
-  if (!std::filesystem::exists(directory_ / "called.0")) make();
+  if (!is_there({})) make();
   check_ranks();
 }
 
@@ -90,9 +90,16 @@ void DirectoryStore::make() const {
   }
 }
 
+bool DirectoryStore::is_there(const StoreKey& key) const {
+  std::error_code error;
+  const bool is = std::filesystem::exists(path_of(key), error);
+  if (error) throw InputError(fmt::format("no store can be looked for in {}: {}", directory_.string(), error.message()));
+  return is;
+}
+
 void DirectoryStore::check_ranks() const {
   int there = 0;
-  while (std::filesystem::exists(path_of({StoreKey::Kind::here, there}))) ++there;
+  while (is_there({StoreKey::Kind::here, there})) ++there;
   if (there != ranks_)
     throw InputError(fmt::format("the store in {} is one of {} ranks, not of {}", directory_.string(), there, ranks_));
 }

@@ -29,6 +29,7 @@ class DirectoryStore final : public Store {
   static std::string name_of(const Entry& entry);
   std::filesystem::path path_of(const StoreKey& key) const;
   Entry read(const StoreKey& key) const;
+  bool is_there(const StoreKey& key) const;
   void make() const;
   void check_ranks() const;
 
