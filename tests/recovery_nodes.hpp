@@ -46,11 +46,11 @@ class NodesPlay {
   std::unique_ptr<Group> join(int rank, Entry entry, const GroupOptions& options) const {
     const auto link = std::make_shared<SocketLink>(mesh_, rank);
     const auto store = std::make_shared<CutStore>(open_directory_store(folder_.path().string(), ranks()), mesh_, rank);
-    const int node = rank / inside_, place = rank % inside_;
-    const std::string name = scene_.name + ".node" + std::to_string(node);
-    if (entry == Entry::together) return join_nodes(name, node, place, nodes_, inside_, link, options, store);
+    const NodePlace place{rank / inside_, rank % inside_, nodes_, inside_};
+    const std::string name = scene_.name + ".node" + std::to_string(place.node);
+    if (entry == Entry::together) return join_nodes(name, place, link, options, store);
     const Returning returning = (*anew_ >> rank & 1) != 0 ? Returning::node : Returning::rank;
-    return rejoin_nodes(returning, name, node, place, nodes_, inside_, link, store, options);
+    return rejoin_nodes(returning, name, place, link, store, options);
   }
 
   int nodes_, inside_;

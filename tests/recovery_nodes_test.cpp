@@ -151,9 +151,23 @@ TEST(RecoveryNodes, VirtualNodesArePartedWhereTheirLinkIsCut) {
   }
 }
 
+TEST(RecoveryNodes, APlaceThatIsNoneIsRefusedByItsNumbers) {
+  const auto message = [](const NodePlace& mine) -> std::string {
+    try {
+      join_nodes("test.recovery.nodes.place", mine, create_memory_links(1).front());
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "nothing was thrown";
+  };
+  EXPECT_NE(message({2, 0, 2, 4}).find("rank 0 of node 2: there are 2 nodes of 4 ranks"), std::string::npos);
+  EXPECT_NE(message({0, -1, 2, 4}).find("rank -1 of node 0"), std::string::npos);
+  EXPECT_NE(message({0, 0, 0, 4}).find("0 nodes of 4 ranks"), std::string::npos);
+}
+
 TEST(RecoveryNodes, AGroupWithoutAStoreIsRefusedByName) {
   const std::string name = "test.recovery.nodes.store." + std::to_string(getpid());
-  const auto group = join_nodes(name, 0, 0, 1, 1, create_memory_links(1).front());
+  const auto group = join_nodes(name, NodePlace{}, create_memory_links(1).front());
   const Case c = recovery_case(1, {Way::elastic, Reduce::rank}, 0);
   SyntheticLayer layer(c.layer);
   const LayerSource source = source_of(layer, c);

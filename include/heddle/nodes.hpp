@@ -44,12 +44,20 @@ enum NodeTag : int { node_abort = 0, node_meeting = 1, node_rows = 2, node_resul
 /// a queue of messages: what several machines do, on one, to learn, test and debug. Throws InputError.
 std::vector<std::unique_ptr<Group>> create_virtual_nodes(int nodes, int ranks_a_node, const GroupOptions& options = {});
 
+/// A rank's place among nodes.
+struct NodePlace {
+  int node = 0;  ///< of `nodes`
+  int rank = 0;  ///< of the node's `ranks_a_node`
+  int nodes = 1;
+  int ranks_a_node = 1;
+};
+
 /// This process's rank of a group over nodes: `link` reaches the ranks of other nodes, and ranks of this node meet by the name
 /// (see join_process_group), which must differ from node to node where nodes share a machine. `store`: words that the ranks of all
-/// nodes reach (open_directory_store), without which nothing is recovered. Throws as join_process_group does.
-std::unique_ptr<Group> join_nodes(const std::string& name, int node, int place, int nodes, int ranks_a_node,
-                                  std::shared_ptr<NodeLink> link, const GroupOptions& options = {},
-                                  std::shared_ptr<Store> store = nullptr);
+/// nodes reach (open_directory_store), without which nothing is recovered. Throws InputError for a place that is not one of its
+/// nodes, and as join_process_group does.
+std::unique_ptr<Group> join_nodes(const std::string& name, const NodePlace& mine, std::shared_ptr<NodeLink> link,
+                                  const GroupOptions& options = {}, std::shared_ptr<Store> store = nullptr);
 
 /// Whose place new processes take.
 enum class Returning : std::uint8_t {
@@ -60,7 +68,7 @@ enum class Returning : std::uint8_t {
 /// A process that takes the place of one that has ended, in a group that runs under recovery; it belongs to the group again when it
 /// has come back there (RecoveringLayers, Entry::late). `link` must reach, and be reached by, the ranks that are there. Throws as
 /// join_nodes and rejoin_process_group do.
-std::unique_ptr<Group> rejoin_nodes(Returning returning, const std::string& name, int node, int place, int nodes, int ranks_a_node,
+std::unique_ptr<Group> rejoin_nodes(Returning returning, const std::string& name, const NodePlace& mine,
                                     std::shared_ptr<NodeLink> link, std::shared_ptr<Store> store, const GroupOptions& options = {});
 
 }  // namespace heddle

@@ -163,27 +163,30 @@ void NodeGroup::note_unheard(std::uint32_t era, const Heard& heard) {
 }
 
 namespace {
-void check_nodes(int nodes, int ranks_a_node) {
-  if (nodes < 1 || ranks_a_node < 1)
-    throw InputError(fmt::format("{} nodes of {} ranks: at least one of each is wanted", nodes, ranks_a_node));
+void check_nodes(const NodePlace& mine) {
+  if (mine.nodes < 1 || mine.ranks_a_node < 1)
+    throw InputError(fmt::format("{} nodes of {} ranks: at least one of each is wanted", mine.nodes, mine.ranks_a_node));
+  if (mine.node < 0 || mine.node >= mine.nodes || mine.rank < 0 || mine.rank >= mine.ranks_a_node)
+    throw InputError(fmt::format("rank {} of node {}: there are {} nodes of {} ranks, both counted from 0", mine.rank, mine.node,
+                                 mine.nodes, mine.ranks_a_node));
 }
 }  // namespace
 
-std::unique_ptr<Group> join_nodes(const std::string& name, int node, int place, int nodes, int ranks_a_node,
-                                  std::shared_ptr<NodeLink> link, const GroupOptions& options, std::shared_ptr<Store> store) {
-  check_nodes(nodes, ranks_a_node);
-  auto inside = join_host_group(name, place, ranks_a_node, options);
-  auto group = std::make_unique<NodeGroup>(std::move(inside), std::move(link), node, nodes, std::move(store));
+std::unique_ptr<Group> join_nodes(const std::string& name, const NodePlace& mine, std::shared_ptr<NodeLink> link,
+                                  const GroupOptions& options, std::shared_ptr<Store> store) {
+  check_nodes(mine);
+  auto inside = join_host_group(name, mine.rank, mine.ranks_a_node, options);
+  auto group = std::make_unique<NodeGroup>(std::move(inside), std::move(link), mine.node, mine.nodes, std::move(store));
   group->barrier("joining the nodes");
   return group;
 }
 
-std::unique_ptr<Group> rejoin_nodes(Returning returning, const std::string& name, int node, int place, int nodes, int ranks_a_node,
+std::unique_ptr<Group> rejoin_nodes(Returning returning, const std::string& name, const NodePlace& mine,
                                     std::shared_ptr<NodeLink> link, std::shared_ptr<Store> store, const GroupOptions& options) {
-  check_nodes(nodes, ranks_a_node);
-  auto inside = returning == Returning::node ? join_host_group(name, place, ranks_a_node, options)
-                                             : rejoin_host_group(name, place, ranks_a_node, options);
-  return std::make_unique<NodeGroup>(std::move(inside), std::move(link), node, nodes, std::move(store));
+  check_nodes(mine);
+  auto inside = returning == Returning::node ? join_host_group(name, mine.rank, mine.ranks_a_node, options)
+                                             : rejoin_host_group(name, mine.rank, mine.ranks_a_node, options);
+  return std::make_unique<NodeGroup>(std::move(inside), std::move(link), mine.node, mine.nodes, std::move(store));
 }
 
 namespace {
@@ -199,7 +202,7 @@ std::shared_ptr<Store> memory_store(const std::shared_ptr<std::byte>& control, i
 }  // namespace
 
 std::vector<std::unique_ptr<Group>> create_virtual_nodes(int nodes, int ranks_a_node, const GroupOptions& options) {
-  check_nodes(nodes, ranks_a_node);
+  check_nodes({0, 0, nodes, ranks_a_node});
   const int ranks = nodes * ranks_a_node;
   const auto links = create_memory_links(ranks);
   const auto control = create_group_memory(ranks)->map(0, control_stride * static_cast<std::size_t>(ranks));
