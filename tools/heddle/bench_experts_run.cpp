@@ -126,7 +126,8 @@ std::vector<std::pair<sm90::RowBlocks, const char*>> sizes_of(WeightKind kind) {
 
 void ExpertsRun::own(ProductBed& bed, const Floor& floor, const std::string& product) {
   const bool activates = product == "fused";
-  const sm90::RowBlocks rule = sm90::choose_blocks(DeviceRowBlocks::automatic, average_rows(bed.counts()), bed.kind());
+  const sm90::RowBlocks rule =
+      sm90::BlockChoice{DeviceRowBlocks::automatic, sm90::has_medium_blocks(bed.kind())}.choose(average_rows(bed.counts()));
   const std::vector<int> all_sms{lanes_.sms()};
   for (const int ctas : a_.ctas.empty() ? all_sms : a_.ctas) {
     for (const auto& [blocks, name] : sizes_of(bed.kind())) {

@@ -156,7 +156,7 @@ ProductCall GroupedProduct::product(const GroupedRows& call, const RowMap& place
 
 void GroupedProduct::launch(const ProductCall& product, const GroupedRows& call, cudaStream_t stream) const {
   const int expected = call.expected_rows > 0 ? call.expected_rows : (call.rows.rows + groups_ - 1) / groups_;
-  launch_product(product, choose_blocks(options_.row_blocks, expected, kind()), false, sms_, stream);
+  launch_product(product, BlockChoice{options_.row_blocks, has_medium_blocks(kind())}.choose(expected), false, sms_, stream);
 }
 
 void GroupedProduct::contiguous(const GroupedRows& call, const std::int32_t* group_of, NobodysRows nobodys, DeviceStream stream) {

@@ -55,19 +55,19 @@ ProductKernel find_kernel(WeightKind kind, RowBlocks blocks, bool activates, Ker
   throw InputError(fmt::format("unknown weight kind {}", static_cast<int>(kind)));
 }
 
-RowBlocks choose_blocks(DeviceRowBlocks wish, int rows, WeightKind kind, int most_of_small) {
+RowBlocks BlockChoice::choose(int rows) const {
   constexpr int most_of_small_without_medium = 32;
   constexpr int most_of_medium = 56;
   const bool none_wished = wish == DeviceRowBlocks::automatic;
-  const int small = has_medium_blocks(kind) ? most_of_small : most_of_small_without_medium;
+  const int small = has_medium ? most_of_small : most_of_small_without_medium;
   if (none_wished ? rows <= small : wish == DeviceRowBlocks::small) return RowBlocks::small;
   const bool medium = none_wished ? rows <= most_of_medium : wish == DeviceRowBlocks::medium;
-  return medium && has_medium_blocks(kind) ? RowBlocks::medium : RowBlocks::large;
+  return medium && has_medium ? RowBlocks::medium : RowBlocks::large;
 }
 
-bool may_choose(DeviceRowBlocks wish, RowBlocks blocks, WeightKind kind) {
-  if (wish != DeviceRowBlocks::automatic) return choose_blocks(wish, 0, kind) == blocks;
-  return blocks != RowBlocks::medium || has_medium_blocks(kind);
+bool BlockChoice::includes(RowBlocks blocks) const {
+  if (wish != DeviceRowBlocks::automatic) return choose(0) == blocks;
+  return blocks != RowBlocks::medium || has_medium;
 }
 
 void prepare_products(WeightKind kind) {

@@ -110,7 +110,7 @@ RowChange ExpertChain::change_of(const RowView& rows) const {
 
 RowBlocks ExpertChain::blocks_of(const RunnerCall& call) const {
   const int expected = call.expected_rows > 0 ? call.expected_rows : (call.most_rows + call.experts - 1) / call.experts;
-  return choose_blocks(row_blocks_, expected, weights_.gate_up().plan.kind);
+  return BlockChoice{row_blocks_, has_medium_blocks(weights_.gate_up().plan.kind)}.choose(expected);
 }
 
 RowLimits ExpertChain::limits_of(const RunnerCall& call, bool reports) {

@@ -17,12 +17,17 @@ namespace heddle::sm90 {
 /// the large ones. The choice changes no bit, and any count of rows is right with each.
 enum class RowBlocks : std::uint8_t { small, medium, large };
 
-/// What is asked for or, where nothing is, the configuration that was measured to take least time for so many rows an expert, on
-/// average (docs/performance.md, "A tile of 24 tokens, and row blocks of up to 64"). `most_of_small`: up to where small ones do,
-/// where there are medium ones.
-RowBlocks choose_blocks(DeviceRowBlocks wish, int rows, WeightKind kind, int most_of_small = 24);
-/// Whether that may be `blocks`, for some number of rows.
-bool may_choose(DeviceRowBlocks wish, RowBlocks blocks, WeightKind kind);
+/// What is asked for or, where nothing is, the row blocks that were measured to take least time (docs/performance.md, "A tile of 24
+/// tokens, and row blocks of up to 64").
+struct BlockChoice {
+  DeviceRowBlocks wish = DeviceRowBlocks::automatic;
+  bool has_medium = false;  ///< whether there are kernels for them: has_medium_blocks of all weights that one kernel multiplies by
+  int most_of_small = 24;   ///< rows an expert, on average, up to where small ones do, beside medium ones
+
+  RowBlocks choose(int rows) const;
+  /// Whether it is chosen for some number of rows.
+  bool includes(RowBlocks blocks) const;
+};
 
 /// A kernel of the engine as the runtime wants it.
 struct ProductKernel {

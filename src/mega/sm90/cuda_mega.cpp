@@ -70,10 +70,12 @@ DeviceMega::DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const Exchan
   constexpr int least_of_large = 64;  // rows of a block
   const bool can_be_large = options.mega.block_rows >= least_of_large;
   const WeightKind shared = place_ == SharedPlace::inside ? weights.front().shared->weights.gate.kind : kind;
-  row_blocks_ = can_be_large ? device_options.row_blocks : DeviceRowBlocks::small;
+  constexpr int most_of_small = 20;  // an expert's last rows are a block of their own here, not half of two
+  // For fp8 block weights at its side a thread of medium blocks would have too few registers: wgmma would wait for wgmma.
+  const bool has_medium = sm90::has_medium_blocks(kind) && sm90::has_medium_blocks(shared);
+  row_blocks_ = {can_be_large ? device_options.row_blocks : DeviceRowBlocks::small, has_medium, most_of_small};
   for (const RowBlocks blocks : {RowBlocks::small, RowBlocks::medium, RowBlocks::large}) {
-    if (sm90::may_choose(row_blocks_, blocks, kind))
-      variants_[static_cast<int>(blocks)] = make_variant(blocks, kind, shared, clamp);
+    if (row_blocks_.includes(blocks)) variants_[static_cast<int>(blocks)] = make_variant(blocks, kind, shared, clamp);
   }
 }
 
@@ -221,9 +223,7 @@ std::size_t DeviceMega::weight_bytes() const { return loaded_bytes_; }
 
 const DeviceMega::Variant& DeviceMega::variant_for(int max_tokens) const {
   const long long rows = static_cast<long long>(max_tokens) * ranks() * options_.topk / options_.placement.experts();
-  const WeightKind kind = weights_.routed.front()->gate_up().plan.kind;
-  constexpr int most_of_small = 20;  // an expert's last rows are a block of their own here, not half of two
-  return *variants_[static_cast<int>(sm90::choose_blocks(row_blocks_, static_cast<int>(rows), kind, most_of_small))];
+  return *variants_[static_cast<int>(row_blocks_.choose(static_cast<int>(rows)))];
 }
 
 void DeviceMega::run(std::span<const DeviceOutput> outputs, DeviceStream stream) {

@@ -83,7 +83,7 @@ class DeviceMega final : public DeviceExchangeBase {
   MegaWeights weights_;
   std::vector<std::shared_ptr<sm90::DeviceWeights>> own_;  ///< of weights_.routed, what it has loaded itself
   std::size_t loaded_bytes_ = 0;
-  DeviceRowBlocks row_blocks_;          ///< as asked for
+  sm90::BlockChoice row_blocks_;
   std::optional<Variant> variants_[3];  ///< by sm90::RowBlocks
 };
 

@@ -26,11 +26,11 @@ struct MegaPair {
   using Shape = MegaPairShape<kind, shared, blocks>;
 };
 
-/// The kernel of the shape Of<blocks>.
-template <template <RowBlocks> class Of, WeightKind kind>
+/// The kernel of the shape Of<blocks>, whose weights are of these kinds.
+template <template <RowBlocks> class Of, WeightKind... kinds>
 MegaKernel mega_kernel_for(RowBlocks blocks) {
   if (blocks == RowBlocks::small) return describe_mega_kernel<Of<RowBlocks::small>>();
-  if constexpr (has_medium_blocks(kind)) {
+  if constexpr ((has_medium_blocks(kinds) && ...)) {
     if (blocks == RowBlocks::medium) return describe_mega_kernel<Of<RowBlocks::medium>>();
   }
   return describe_mega_kernel<Of<RowBlocks::large>>();
@@ -38,7 +38,7 @@ MegaKernel mega_kernel_for(RowBlocks blocks) {
 
 template <WeightKind kind, WeightKind shared>
 MegaKernel mega_pair_kernel_of(RowBlocks blocks) {
-  return mega_kernel_for<MegaPair<kind, shared>::template Shape, kind>(blocks);
+  return mega_kernel_for<MegaPair<kind, shared>::template Shape, kind, shared>(blocks);
 }
 
 template <WeightKind kind>
