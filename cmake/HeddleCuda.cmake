@@ -38,6 +38,12 @@ target_compile_options(heddle_cuda PRIVATE
 find_package(CUDAToolkit REQUIRED)
 target_link_libraries(heddle_cuda PRIVATE CUDA::cudart_static fmt::fmt ${CMAKE_DL_LIBS})
 
+# The same as a library of its own, which the installed package has.
+add_library(heddle_cuda_library STATIC $<TARGET_OBJECTS:heddle_cuda>)
+add_library(heddle::cuda ALIAS heddle_cuda_library)
+set_target_properties(heddle_cuda_library PROPERTIES OUTPUT_NAME heddle_cuda EXPORT_NAME cuda LINKER_LANGUAGE CXX)
+target_link_libraries(heddle_cuda_library PUBLIC heddle CUDA::cudart_static PRIVATE fmt::fmt ${CMAKE_DL_LIBS})
+
 # CuTe's atoms for the tensor cores, bulk copies and barriers: headers alone (cmake/cuda-requirements.txt; `./dev build cuda` fetches them).
 find_path(CUTLASS_INCLUDE_DIR cute/arch/mma_sm90_gmma.hpp
   HINTS ${PROJECT_SOURCE_DIR}/.cutlass/cutlass_library/source/include)
@@ -82,14 +88,14 @@ if(HEDDLE_EXAMPLES)
   foreach(file ${HEDDLE_CUDA_EXAMPLES})
     get_filename_component(name ${file} NAME_WE)
     add_executable(example_${name} ${file})
-    target_link_libraries(example_${name} PRIVATE heddle_cuda heddle::heddle CUDA::cudart_static ${CMAKE_DL_LIBS})
+    target_link_libraries(example_${name} PRIVATE heddle::cuda)
     set_target_properties(example_${name} PROPERTIES BUILD_RPATH "$ORIGIN" RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/examples)
     list(APPEND HEDDLE_CUDA_EXAMPLE_PROGRAMS example_${name})
   endforeach()
 endif()
 
 # What the presets with CUDA build: all that uses it. Tests and benchmarks of the host are those of a build without it.
-add_custom_target(cuda_part DEPENDS heddle heddle_cuda ${HEDDLE_CUDA_EXAMPLE_PROGRAMS})
+add_custom_target(cuda_part DEPENDS heddle heddle_cuda_library ${HEDDLE_CUDA_EXAMPLE_PROGRAMS})
 foreach(target heddle_command gpu_tests)
   if(TARGET ${target})
     add_dependencies(cuda_part ${target})

@@ -1,6 +1,8 @@
 # cmake --install: the library, its public headers, the command, and a package, so that another project can write
 #   find_package(heddle REQUIRED)
 #   target_link_libraries(program PRIVATE heddle::heddle)
+# The CUDA part and groups over nodes by MPI, where they were built, are its components: find_package(heddle REQUIRED COMPONENTS cuda mpi),
+# heddle::cuda and heddle::mpi. Who asks for neither needs neither CUDA nor MPI.
 include(CMakePackageConfigHelpers)
 
 set(HEDDLE_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/heddle)
@@ -13,6 +15,13 @@ if(TARGET heddle_command)
 endif()
 
 install(EXPORT heddle_targets NAMESPACE heddle:: FILE heddle-targets.cmake DESTINATION ${HEDDLE_PACKAGE_DIR})
+foreach(part cuda_library mpi)
+  if(TARGET heddle_${part})
+    string(REGEX REPLACE "_.*" "" component ${part})
+    install(TARGETS heddle_${part} EXPORT heddle_${component}_targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+    install(EXPORT heddle_${component}_targets NAMESPACE heddle:: FILE heddle-${component}-targets.cmake DESTINATION ${HEDDLE_PACKAGE_DIR})
+  endif()
+endforeach()
 configure_package_config_file(cmake/heddle-config.cmake.in heddle-config.cmake INSTALL_DESTINATION ${HEDDLE_PACKAGE_DIR})
 # Before 1.0 a minor version may change the interface.
 write_basic_package_version_file(heddle-config-version.cmake COMPATIBILITY SameMinorVersion)
