@@ -55,6 +55,10 @@ void check_kind(const Case& wanted, unsigned seed) {
   check_stored<LargeBlocks<kind, false>>(in, seed + 2, Products::at_wait, true);
   check_stored<LargeBlocks<kind, false>>(in, seed + 3, Products::at_issue, false);
   if constexpr (has_medium_blocks(kind)) check_stored<MediumBlocks<kind, false>>(in, seed + 4, Products::at_issue, true);
+  if constexpr (kind == WeightKind::bf16) {  // of the fused layer
+    check_stored<BySlab<LargeBlocks<kind, false>>>(in, seed + 5, Products::at_wait, true);
+    check_stored<BySlab<LargeBlocks<kind, false>>>(in, seed + 6, Products::at_issue, false);
+  }
 }
 
 template <WeightKind kind>

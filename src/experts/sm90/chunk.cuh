@@ -1,4 +1,5 @@
-// Where a stage's weights lie in the ring: in one stage of it or, where chunks are larger than its stages, in two.
+// Where a stage's weights lie in the ring: in one stage of it, in two where chunks are larger than its stages, or in a stage for
+// each slab of a math warpgroup (BySlab).
 #pragma once
 
 #include "experts/sm90/shared.cuh"
@@ -42,10 +43,12 @@ class ChunkView {
     shared.weight_ring.wait_full(at);
     if constexpr (is_in_two_stages<Shape>()) shared.weight_ring.wait_full(behind(at));
   }
-  /// Of a slab of the tile, which has `tile_has`.
+  /// Of a slab of the tile, which has `tile_has`; `warpgroup` multiplies it.
   static __device__ __forceinline__ const std::byte* data(const Shared<Shape>& shared, const Position& at, const WeightPlan& plan,
-                                                          int tile_has, int slab, int part) {
-    if constexpr (is_in_two_stages<Shape>()) {
+                                                          int tile_has, int warpgroup, int slab, int part) {
+    if constexpr (is_by_slab<Shape>()) {
+      return shared.weights[at.stage] + plan.data_offset(warpgroup * Shape::parts + part);
+    } else if constexpr (is_in_two_stages<Shape>()) {
       const bool second = slab >= slabs_of_half;
       return shared.weights[second ? behind(at).stage : at.stage] + plan.data_offset(second ? slab - slabs_of_half : slab);
     } else {

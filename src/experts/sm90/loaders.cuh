@@ -23,6 +23,7 @@ class WeightStream {
 
   __device__ void load(const OrderedMatrix& weights, const Task& task) {
     if constexpr (is_in_two_stages<Shape>()) return load_halves(weights, task);
+    if constexpr (is_by_slab<Shape>()) return load_slabs(weights, task);
     const int stages = weights.plan.steps() / Shape::parts;
     const int bytes = Shape::parts * weights.plan.chunk_bytes(task.tile);
     const std::byte* from = weights.chunk(task.expert, task.tile, 0);
@@ -43,18 +44,45 @@ class WeightStream {
     }
   }
 
+  /// The same where a stage has a slab of every math warpgroup, all of its parts: one that the tile lacks is its last one once
+  /// more, as for the warpgroups (mainloop.cuh).
+  __device__ void load_slabs(const OrderedMatrix& weights, const Task& task) {
+    const WeightPlan& plan = weights.plan;
+    const int bytes = plan.shape().data_bytes();
+    const int last = plan.slabs_of(task.tile) - 1;
+    const std::byte* from = weights.chunk(task.expert, task.tile, 0);
+    for (int stage = 0; stage < plan.steps() / Shape::parts; ++stage) {
+      for (int slab = 0; slab < Shape::slabs; ++slab) {
+        begin(Shape::weight_stage_bytes);
+        for (int place = 0; place < Shape::warpgroups * Shape::parts; ++place) {
+          const int number = min(place / Shape::parts * Shape::slabs + slab, last);
+          const int part = place % Shape::parts;
+          copy(from + part * plan.chunk_bytes(task.tile) + plan.data_offset(number), place * bytes, bytes, task.blocks == 1);
+        }
+        at_.advance();
+      }
+      from += Shape::parts * plan.chunk_bytes(task.tile);
+    }
+  }
+
  private:
-  /// once: nobody else wants them; else the other row blocks' CTAs shall find them in the L2.
   __device__ __forceinline__ void put(const std::byte* from, int bytes, bool once) {
+    begin(bytes);
+    copy(from, 0, bytes, once);
+    at_.advance();
+  }
+  __device__ __forceinline__ void begin(int bytes) {
     shared_.weight_ring.wait_empty(at_);
     shared_.weight_ring.expect(at_, bytes);
+  }
+  /// To byte `place` of the stage. once: nobody else wants them; else the other row blocks' CTAs shall find them in the L2.
+  __device__ __forceinline__ void copy(const std::byte* from, int place, int bytes, bool once) {
+    std::byte* to = shared_.weights[at_.stage] + place;
     if (once) {
-      ptx::load_bulk_once(shared_.weights[at_.stage], from, static_cast<std::uint32_t>(bytes),
-                          &shared_.weight_ring.full[at_.stage]);
+      ptx::load_bulk_once(to, from, static_cast<std::uint32_t>(bytes), &shared_.weight_ring.full[at_.stage]);
     } else {
-      cute::SM90_BULK_COPY_G2S::copy(from, &shared_.weight_ring.full[at_.stage], shared_.weights[at_.stage], bytes);
+      cute::SM90_BULK_COPY_G2S::copy(from, &shared_.weight_ring.full[at_.stage], to, bytes);
     }
-    at_.advance();
   }
 
   Shared<Shape>& shared_;

@@ -39,7 +39,7 @@ class MainLoop {
   /// once more, and nobody stores the result: products must not hang on a branch.
   __device__ MainLoop(Shared<Shape>& shared, MathPosition<Shape>& at, const WeightPlan& plan, int first_slab, int tile_has,
                       TokenScales scales)
-      : shared_(shared), at_(at), plan_(plan), tile_has_(tile_has), scales_(scales) {
+      : shared_(shared), at_(at), plan_(plan), warpgroup_(first_slab / Shape::slabs), tile_has_(tile_has), scales_(scales) {
 #pragma unroll
     for (int slab = 0; slab < Shape::slabs; ++slab) {
       slab_[slab] = first_slab + slab < tile_has ? first_slab + slab : tile_has - 1;
@@ -71,6 +71,10 @@ class MainLoop {
  private:
   /// Register loads of a stage: every panel of every slab.
   static constexpr int items = Shape::slabs * Shape::parts;
+  /// Of these, those of a stage of the ring of weights.
+  static constexpr int items_a_ring_stage = is_by_slab<Shape>() ? Shape::parts : items;
+  __device__ static constexpr bool begins_ring_stage(int item) { return item % items_a_ring_stage == 0; }
+  __device__ static constexpr bool ends_ring_stage(int item) { return item % items_a_ring_stage == items_a_ring_stage - 1; }
   static constexpr bool changes_by_step =
       weight_scale(Shape::kind) == WeightScale::by_block || weight_scale(Shape::kind) == WeightScale::by_step;
   static constexpr bool widens = is_widened(Shape::kind);
@@ -84,6 +88,8 @@ class MainLoop {
   /// room for it, the products of one warpgroup run while another one loads.
   static constexpr bool overlapped =
       Shape::slabs == 1 || (Shape::kind != WeightKind::bf16 && Shape::slabs * tokens / 2 + tokens / 2 <= (widens ? 144 : 112));
+
+  static_assert(!overlapped || !is_by_slab<Shape>(), "the next ring stage would be loaded from while products run");
 
   template <bool scaled>
   __device__ __forceinline__ void run_stages(int stages, Sums<Shape, tokens>& sums) {
@@ -110,7 +116,7 @@ class MainLoop {
   __device__ __forceinline__ void load(std::uint32_t (&a)[slab_registers], int item) {
     const int slab = item / Shape::parts;
     const int part = item % Shape::parts;
-    const std::byte* data = Chunk::data(shared_, at_.weights, plan_, tile_has_, slab_[slab], part);
+    const std::byte* data = Chunk::data(shared_, at_.weights, plan_, tile_has_, warpgroup_, slab_[slab], part);
     const std::byte* scales = Chunk::scales(shared_, at_.weights, plan_, tile_has_, slab_[slab], part);
     const int thread = static_cast<int>(threadIdx.x) % warpgroup_threads;
     load_slab<Shape::kind>(data, scales, thread, a);
@@ -169,17 +175,17 @@ class MainLoop {
   template <bool scaled>
   __device__ __forceinline__ void run_in_turn(Sums<Shape, tokens>& sums) {
     Partial partial;
-    Chunk::wait(shared_, at_.weights);
     shared_.row_ring.wait_full(at_.rows);
 #pragma unroll
     for (int item = 0; item < items; ++item) {
       const int slab = item / Shape::parts;
       std::uint32_t a[slab_registers];
+      if (begins_ring_stage(item)) Chunk::wait(shared_, at_.weights);
       load(a, item);
       const RowPair weight = step_weight(slab);
       static_assert(overlapped || pieces == 1);
       start(partial, a, item % Shape::parts, 0);
-      if (item == items - 1) leave_weights();  // the products have begun, so all loads have arrived
+      if (ends_ring_stage(item)) leave_weights();  // the products have begun, so all loads have arrived
       finish(partial);
       if (item % Shape::parts == Shape::parts - 1) promote<scaled>(partial, 0, 0, weight, sums.slab[slab]);
     }
@@ -189,7 +195,6 @@ class MainLoop {
   /// Groups of 32: a promotion each, nothing overlapped.
   __device__ __forceinline__ void run_finely(Sums<Shape, tokens>& sums) {
     constexpr int groups_a_panel = instructions_a_panel / Shape::parts;  // 32 of K: one instruction of e4m3, two of bf16
-    Chunk::wait(shared_, at_.weights);
     shared_.row_ring.wait_full(at_.rows);
 #pragma unroll
     for (int item = 0; item < items; ++item) {
@@ -197,6 +202,7 @@ class MainLoop {
       const int part = item % Shape::parts;
       std::uint32_t a[slab_registers];
       Partial partial;
+      if (begins_ring_stage(item)) Chunk::wait(shared_, at_.weights);
       load(a, item);
       const RowPair weight = step_weight(slab);
 #pragma unroll
@@ -212,8 +218,8 @@ class MainLoop {
         finish(partial);
         promote<true>(partial, part * groups_a_panel + group, piece, weight, sums.slab[slab]);
       }
+      if (ends_ring_stage(item)) leave_weights();
     }
-    leave_weights();
     leave_rows();
   }
 
@@ -310,7 +316,7 @@ class MainLoop {
   Shared<Shape>& shared_;
   MathPosition<Shape>& at_;
   const WeightPlan& plan_;
-  int tile_has_;
+  int warpgroup_, tile_has_;
   TokenScales scales_;
   int slab_[Shape::slabs];
   RowPair next_ = {1.0f, 1.0f};

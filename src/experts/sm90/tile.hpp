@@ -159,4 +159,22 @@ struct TileShape {
   static_assert(weight_stages >= 2, "weights need two stages at least");
 };
 
+/// A shape whose ring of weights has a stage for each of a math warpgroup's slabs, one of every warpgroup, instead of one for all:
+/// where chunks are large, as bf16's are, the same memory holds weights that are multiplied and weights on their way.
+template <class Shape>
+struct BySlab : Shape {
+  static constexpr bool by_slab = true;
+  static constexpr int weight_stage_bytes = Shape::weight_stage_bytes / Shape::slabs;
+  static constexpr int weight_stages_beside(int bytes) {
+    const int fit = (most_shared_bytes - Shape::other_bytes - bytes) / (weight_stage_bytes + 16);
+    return fit < 10 ? fit : 10;
+  }
+  static constexpr int weight_stages = weight_stages_beside(8 * 1024);
+  static_assert(weight_scale(Shape::kind) == WeightScale::none, "a chunk is its slabs");
+};
+template <class Shape>
+constexpr bool is_by_slab() {
+  return requires { Shape::by_slab; };
+}
+
 }  // namespace heddle::sm90

@@ -29,6 +29,7 @@ struct MegaShapeOf : Engine {
   static constexpr int row_stages = (Engine::most_tokens <= 32 ? 8 : 4) / Engine::parts;
   static constexpr int weight_stages = Engine::weight_stages_beside(
       mega_bytes(Engine::most_tokens) - (Engine::row_stages - row_stages) * Engine::stage_bytes_of_rows);
+  static_assert(weight_stages >= 2, "weights are to be on their way while products run");
 };
 template <class Engine>
 struct MegaShapeOf<Engine, true> : Engine {
@@ -43,6 +44,9 @@ template <WeightKind kind>
 struct MegaShape<kind, RowBlocks::medium> : detail::MegaShapeOf<MediumBlocks<kind, true>> {};
 template <WeightKind kind>
 struct MegaShape<kind, RowBlocks::large> : detail::MegaShapeOf<LargeBlocks<kind, true>> {};
+/// What the other roles leave has room for one stage of all slabs alone: nothing would be on its way while products run.
+template <>
+struct MegaShape<WeightKind::bf16, RowBlocks::large> : detail::MegaShapeOf<BySlab<LargeBlocks<WeightKind::bf16, true>>> {};
 
 /// Beside a shared expert of another weight kind. The rings stay those of the routed experts, so nothing of theirs changes; a chunk
 /// of the shared expert, which is larger than a stage, takes two.
