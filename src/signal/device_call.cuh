@@ -68,12 +68,12 @@ class WarpInCall : public WarpNumbers, public Place, protected BulkRing<mover ==
     static_assert(!bulk, "a bulk ring is a warp's from the launch on");
   }
 
-  using WarpNumbers::lanes_of_warp;
   using Place::count;
   using Place::first_squad;
   using Place::index;
   using Place::squad_count;
   using Place::squad_index;
+  using WarpNumbers::lanes_of_warp;
   __device__ const HeapView& heap() const { return heap_; }
   __device__ std::uint32_t epoch() const { return epoch_; }
   __device__ bool all_live() const { return all_live_; }
