@@ -100,11 +100,15 @@ double slowest_us(const LaneEvents& from, const LaneEvents& to) {
 
 Marks::Marks(const Lanes& lanes) : lanes_(lanes), marked_(lanes.gpus(), 0) {}
 
-void Marks::mark(std::size_t gpu) {
+void Marks::mark_all() {
+  for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) mark(gpu, cudaEventRecordDefault);
+}
+
+void Marks::mark(std::size_t gpu, unsigned flags) {
   const std::size_t mark = marked_[gpu]++;
   if (mark == events_.size()) events_.emplace_back(lanes_);
   const cuda::DeviceScope scope(lanes_.device(gpu));
-  check(cudaEventRecordWithFlags(events_[mark].of(gpu), lanes_.stream(gpu), cudaEventRecordExternal), "mark in a graph");
+  check(cudaEventRecordWithFlags(events_[mark].of(gpu), lanes_.stream(gpu), flags), "mark");
 }
 
 namespace {

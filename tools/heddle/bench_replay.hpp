@@ -74,17 +74,21 @@ class LaneEvents {
 /// Once both have been passed: microseconds from the one to the other, of the GPU where it took longest.
 double slowest_us(const LaneEvents& from, const LaneEvents& to);
 
-/// Points in time on the GPUs, marked inside a graph.
+/// Points in time on the lanes' first streams, as many as there are calls to mark them.
 class Marks {
  public:
   explicit Marks(const Lanes& lanes);
 
   /// To be called while the stream is captured: the next mark of this GPU.
-  void mark(std::size_t gpu);
-  /// After a replay: microseconds between marks `from` and `to`, of the GPU where it took longest.
+  void mark(std::size_t gpu) { mark(gpu, cudaEventRecordExternal); }
+  /// Outside of captures: the next mark of every GPU.
+  void mark_all();
+  /// Once they have been passed: microseconds between marks `from` and `to`, of the GPU where it took longest.
   double between(std::size_t from, std::size_t to) const { return slowest_us(events_[from], events_[to]); }
 
  private:
+  void mark(std::size_t gpu, unsigned flags);
+
   const Lanes& lanes_;
   std::vector<LaneEvents> events_;   ///< a mark
   std::vector<std::size_t> marked_;  ///< a GPU: how many there are
