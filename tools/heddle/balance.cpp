@@ -88,7 +88,7 @@ void check_arguments(const BalanceArguments& a) {
 int extra_of(const BalanceArguments& a) { return a.extra.value_or(4 * a.layer.ranks.value_or(1)); }
 
 #ifndef HEDDLE_CUDA
-nlohmann::ordered_json measure_balance(const BalanceArguments& a, const std::function<void(const nlohmann::ordered_json&)>&, int&) {
+nlohmann::ordered_json measure_balance(const BalanceArguments& a, const SaveJson&, int&) {
   check_arguments(a);
   refuse_without_cuda("heddle bench balance");
 }

@@ -259,14 +259,9 @@ void BalanceRun::all(const std::function<void()>& save, const std::function<void
 
 Json BalanceRun::json() const {
   Json json = result_head("balance", a_.commit, machine_);
-  json.update({{"ranks", layer_.ranks},
-               {"preset", shape_.name},
-               {"hidden", shape_.shape.hidden},
-               {"intermediate", shape_.shape.intermediate},
-               {"experts", shape_.shape.experts},
-               {"extra", extra_of(a_)},
-               {"topk", shape_.shape.topk},
-               {"weights", word_of(kinds, shape_.kind)},
+  json.update({{"ranks", layer_.ranks}, {"preset", shape_.name}});
+  json.update(layer_json(shape_.shape, shape_.kind));
+  json.update({{"extra", extra_of(a_)},
                {"every", a_.calls},
                {"copy_bytes", static_cast<std::size_t>(a_.copy_mb) << 20},
                {"calls_ahead", a_.calls_ahead},
@@ -275,7 +270,7 @@ Json BalanceRun::json() const {
   return json;
 }
 
-Json measure_balance(const BalanceArguments& a, const std::function<void(const Json&)>& save, int& status) {
+Json measure_balance(const BalanceArguments& a, const SaveJson& save, int& status) {
   check_arguments(a);
   MegaArguments layer = mega_arguments(a.layer, "heddle bench balance");
   layer.ways = {"none"};
@@ -284,14 +279,9 @@ Json measure_balance(const BalanceArguments& a, const std::function<void(const J
   check_arguments(layer);
   Lanes lanes(devices_for("balance", layer.ranks, layer.gpus), std::chrono::milliseconds(layer.deadline_ms));
   BalanceRun run(a, layer, lanes);
-  const std::function<void(const std::string&)> save_run = [&](const std::string& failed) {
-    Json object = run.json();
-    if (!failed.empty()) object["failed"] = failed;
-    save(object);
-  };
-  run_and_save(run, lanes, save_run);
+  const Json json = run_and_save(run, lanes, save);
   if (run.wrong() > 0) status = 1;
-  return run.json();
+  return json;
 }
 
 }  // namespace heddle::tool
