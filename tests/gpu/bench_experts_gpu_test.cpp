@@ -27,7 +27,7 @@ TEST_F(BenchExpertsGpu, RefusesByName) {
                                    {"--shape 4096x100", "--shape 4096x100: both sizes are multiples of 128"},
                                    {"--weights fp7", "--weights does not know 'fp7'"},
                                    {"--product gemm3", "--product does not know 'gemm3'"},
-                                   {"--blocks huge", "--blocks does not know 'huge'; it takes small, large, auto"},
+                                   {"--blocks huge", "--blocks does not know 'huge'; it takes small, medium, large, auto"},
                                    {"--peer mkl", "--peer does not know 'mkl'"},
                                    {"--rows 4,0", "--rows 0: at least 1 is needed"},
                                    {"--rows 40000", "--rows 40000: 32 experts take at most 32768"},
