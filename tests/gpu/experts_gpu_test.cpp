@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "exchange_support.hpp"
+#include "experts/sm90/launch.hpp"
 #include "experts_expected.hpp"
 #include "gpu/experts_bed.hpp"
 
@@ -37,9 +38,7 @@ std::string describe(const ExpertOptions& options, const DeviceExpertsOptions& d
        << " with scales " << (options.quantisation.scale == ScaleFormat::f32 ? "f32" : "ue8m0") << ", weights at "
        << (options.weight_at == WeightAt::combine ? "combine" : "activation") << (options.clamp ? ", clamped" : "") << "; "
        << (device.row_blocks == DeviceRowBlocks::automatic ? "automatic"
-           : device.row_blocks == DeviceRowBlocks::small   ? "small"
-           : device.row_blocks == DeviceRowBlocks::medium  ? "medium"
-                                                           : "large")
+                                                           : sm90::name(sm90::BlockChoice{device.row_blocks, true}.choose(0)))
        << " row blocks, "
        << (device.fused_activation                             ? "fused activation"
            : options.activation_grid == ActivationGrid::padded ? "activation on a padded grid"
