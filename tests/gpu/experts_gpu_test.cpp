@@ -160,7 +160,7 @@ TEST_P(ExpertsGpu, AgreesWithFloat64AndTheHost) {
       host.add(bed.routed(batch, RoutedOutput::slots), host_slots(layer, options, batch), shape.hidden, size, what);
       if (HasFailure()) return;
     }
-    const std::string name = std::string(name_of(kind())) + " weights, " + (activation == Activation::fp8 ? "fp8" : "bf16");
+    const std::string name = name_of(kind()) + " weights, " + (activation == Activation::fp8 ? "fp8" : "bf16");
     expect_within(reference, activation, name + " against float64");
     expect_within(host, activation, name + " against the host engine");
   }
@@ -212,7 +212,7 @@ TEST_P(ExpertsGpu, OneToManyExpertsHoweverTheRowsAreSpread) {
       if (HasFailure()) return;
     }
   }
-  expect_within(host, Activation::fp8, std::string(name_of(kind())) + " weights of 1 to 256 experts against the host engine");
+  expect_within(host, Activation::fp8, name_of(kind()) + " weights of 1 to 256 experts against the host engine");
 }
 
 /// Ways to compute the same pairs.

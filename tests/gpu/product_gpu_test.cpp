@@ -383,7 +383,7 @@ TEST_P(Product, LCountsBeyondTheLimitsAreCut) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Product, ::testing::ValuesIn(heddle::testing::all_kinds),
-                         [](const auto& kind) { return std::string(name_of(kind.param)); });
+                         [](const auto& kind) { return name_of(kind.param); });
 
 }  // namespace
 }  // namespace heddle::sm90
