@@ -134,6 +134,7 @@ void check_activations(const Case& wanted, const Activated& activated, unsigned 
   const Inputs in(random, wanted);
   check_activated<SmallBlocks<kind, true>>(in, activated, seed);
   check_activated<LargeBlocks<kind, true>>(in, activated, seed + 1);
+  if constexpr (has_medium_blocks(kind)) check_activated<MediumBlocks<kind, true>>(in, activated, seed + 2);
 }
 
 TEST(ActivatedSums, GroupsOf128) {
@@ -149,9 +150,20 @@ TEST(ActivatedSums, OfTheUsualCall) {
   SCOPED_TRACE(::testing::Message() << "seed " << seed);
   Random random(seed);
   const Inputs in(random, {WeightKind::mxfp4, true, 320, 256, {5, 0, 12, 21, 29, 68}, TokenScales::by_128});
-  check_activated<Plain<SmallBlocks<WeightKind::mxfp4, true>>>(in, {Activation::fp8, {128, ScaleFormat::ue8m0}, true, true}, seed);
-  check_activated<Plain<SmallBlocks<WeightKind::mxfp4, true>>>(in, {Activation::fp8, {128, ScaleFormat::ue8m0}, false, false},
-                                                               seed);
+  using Small = Plain<SmallBlocks<WeightKind::mxfp4, true>>;
+  check_activated<Small>(in, {Activation::fp8, {128, ScaleFormat::ue8m0}, true, true}, seed);
+  check_activated<Small>(in, {Activation::fp8, {128, ScaleFormat::ue8m0}, false, false}, seed);
+}
+
+// A row block of every size of tile, and two of one expert.
+TEST(ActivatedSums, OfTheUsualCallInMediumBlocks) {
+  const unsigned seed = std::random_device{}();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  Random random(seed);
+  const Inputs in(random, {WeightKind::mxfp4, true, 320, 256, {9, 0, 21, 32, 45, 61, 90}, TokenScales::by_128});
+  using Medium = Plain<MediumBlocks<WeightKind::mxfp4, true>>;
+  check_activated<Medium>(in, {Activation::fp8, {128, ScaleFormat::ue8m0}, true, true}, seed);
+  check_activated<Medium>(in, {Activation::fp8, {128, ScaleFormat::ue8m0}, false, false}, seed);
 }
 
 TEST(ActivatedSums, GroupsOf32) {

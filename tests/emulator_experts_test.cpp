@@ -2,6 +2,7 @@
 // compared bit for bit with the same sums said again from the definition of the formats.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "emulator_products.hpp"
@@ -79,6 +80,37 @@ TEST(StoredSums, RowBlocksOfEverySize) {
   const unsigned seed = std::random_device{}();
   check_kind<WeightKind::fp8_block>({WeightKind::fp8_block, false, 64, 128, {130, 65, 40, 8}, TokenScales::by_128}, seed);
   check_kind<WeightKind::bf16>({WeightKind::bf16, false, 64, 128, {100, 65, 16}, TokenScales::none}, seed + 10);
+}
+
+struct TileTaken {
+  template <int tokens>
+  void run(int* taken) const {
+    *taken = tokens;
+  }
+};
+
+template <class Sizes>
+int tile_of(Sizes sizes, int rows) {
+  int taken = 0;
+  with_tile_of(sizes, rows, TileTaken{}, &taken);
+  return taken;
+}
+template <int... tokens>
+void expect_smallest(TileSizes<tokens...> sizes) {
+  const std::vector<int> all{tokens...};
+  for (int rows = 1; rows <= all.back(); ++rows) {
+    EXPECT_EQ(tile_of(sizes, rows), *std::lower_bound(all.begin(), all.end(), rows)) << rows << " rows";
+  }
+}
+
+TEST(Tiles, TheSmallestThatCoversIsTaken) {
+  expect_smallest(TilesOf<32, true>::Sizes{});
+  expect_smallest(TilesOf<32, false>::Sizes{});
+  expect_smallest(TilesOf<64, true>::Sizes{});
+  expect_smallest(TilesOf<64, false>::Sizes{});
+  expect_smallest(TilesOf<96, false>::Sizes{});
+  EXPECT_EQ(tile_of(TilesOf<32, true>::Sizes{}, 17), 24);
+  EXPECT_EQ(tile_of(TilesOf<32, false>::Sizes{}, 17), 32);
 }
 
 // More tiles than other kernels have; the largest is multiplied in two pieces.

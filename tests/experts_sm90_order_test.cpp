@@ -209,10 +209,7 @@ TEST_P(OrderedKinds, EveryOffsetIsWhereTheOneBeforeEnds) {
   }
 }
 
-std::string name_of(const ::testing::TestParamInfo<WeightKind>& kind) {
-  constexpr const char* names[] = {"bf16", "fp8_block", "mxfp4", "nvfp4", "mxfp8"};
-  return names[static_cast<int>(kind.param)];
-}
+std::string name_of(const ::testing::TestParamInfo<WeightKind>& kind) { return heddle::testing::name_of(kind.param); }
 INSTANTIATE_TEST_SUITE_P(All, OrderedKinds, ::testing::ValuesIn(heddle::testing::all_kinds), name_of);
 
 void set_scale(OwnedWeights& weights, int row, int group, int code) {

@@ -1,13 +1,11 @@
 // The task list of the Hopper tile engine: every row of every expert meets every tile of weights exactly once.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <random>
 #include <vector>
 
 #include "experts/sm90/call.hpp"
 #include "experts/sm90/tasks.hpp"
-#include "experts/sm90/tile.hpp"
 
 namespace heddle::sm90 {
 namespace {
@@ -123,24 +121,6 @@ TEST(Tasks, RowBlocksOfWholeUnits) {
       EXPECT_EQ(tasks.find(index).rows, index + 1 < tasks.count() ? 128 : rows - 128 * index) << rows << " rows";
     }
   }
-}
-
-template <int... tokens>
-void expect_smallest(TileSizes<tokens...> sizes) {
-  const std::vector<int> all{tokens...};
-  for (int rows = 1; rows <= all.back(); ++rows) {
-    EXPECT_EQ(tile_tokens(sizes, rows), *std::lower_bound(all.begin(), all.end(), rows)) << rows << " rows";
-  }
-}
-
-TEST(Tasks, TheSmallestTileThatCovers) {
-  expect_smallest(TilesOf<32, true>::Sizes{});
-  expect_smallest(TilesOf<32, false>::Sizes{});
-  expect_smallest(TilesOf<64, true>::Sizes{});
-  expect_smallest(TilesOf<64, false>::Sizes{});
-  expect_smallest(TilesOf<96, false>::Sizes{});
-  EXPECT_EQ(tile_tokens(TilesOf<32, true>::Sizes{}, 17), 24);
-  EXPECT_EQ(tile_tokens(TilesOf<32, false>::Sizes{}, 17), 32);
 }
 
 TEST(RowMap, FindsRowsInEveryArrangement) {

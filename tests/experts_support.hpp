@@ -8,8 +8,10 @@
 #include <numeric>
 #include <optional>
 #include <random>
+#include <string>
 #include <vector>
 
+#include "experts/words.hpp"
 #include "formats/codes.hpp"
 #include "formats/rows.hpp"
 #include "heddle/experts.hpp"
@@ -18,6 +20,7 @@ namespace heddle::testing {
 
 inline constexpr WeightKind all_kinds[] = {WeightKind::bf16, WeightKind::fp8_block, WeightKind::mxfp4, WeightKind::nvfp4,
                                            WeightKind::mxfp8};
+inline std::string name_of(WeightKind kind) { return std::string(word_in(weight_words, kind)); }
 
 using Random = std::mt19937_64;
 

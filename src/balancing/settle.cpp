@@ -106,8 +106,7 @@ ReplicaMap settle(const ReplicaMap& wanted, const ReplicaMap& current, int nodes
       wanted.experts() != current.experts() || nodes < 1 || wanted.ranks() % nodes != 0) {
     throw InputError(fmt::format(
         "a placement of {} copies of {} experts on {} ranks cannot follow one of {} copies of {} on {} ({} nodes): both are even "
-        "and "
-        "of the same sizes",
+        "and of the same sizes",
         wanted.physical(), wanted.experts(), wanted.ranks(), current.physical(), current.experts(), current.ranks(), nodes));
   }
   std::vector<int> same(index(wanted.ranks()));

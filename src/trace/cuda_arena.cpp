@@ -110,10 +110,6 @@ Lane lane_of(const DeviceRecord* records, const Part& part, const LaneName& name
   return lane;
 }
 
-}  // namespace
-
-namespace {
-
 /// Of a GPU, in a call.
 struct Rates {
   double cycle = 1.0;  ///< nanoseconds

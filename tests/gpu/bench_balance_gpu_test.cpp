@@ -2,48 +2,29 @@
 // keep their outputs and say what changes took.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <string>
 
-#include "gpu/command.hpp"
-#include "gpu/device_run.hpp"
+#include "gpu/bench_command.hpp"
 
 namespace heddle {
 namespace {
 
-namespace fs = std::filesystem;
-using Json = nlohmann::json;
-
 constexpr const char* layer = "bench balance --engine cuda --preset deepseek-v4-flash --hidden 512 --intermediate 256 --experts 16";
 
-class BenchBalanceGpu : public testing::Test {
+class BenchBalanceGpu : public BenchCommand {
  protected:
-  void SetUp() override {
-    if (!fs::exists(heddle_command())) GTEST_SKIP() << "the command is not at " << heddle_command();
-  }
-  void TearDown() override { fs::remove(file_); }
-
-  /// Four ranks that follow two loads; the JSON.
-  Json run(const std::string& arguments) {
-    const Ran ran =
-        run_heddle(fmt::format("{} --topk 3 --ranks 4 --gpus {} --extra 8 --sizes 64 --calls 32 --copy-mb 1 "
-                               "--routing zipf:1.5 --commit abc --json {} {}",
-                               layer, std::min(gpus_here(), 2), file_.string(), arguments));
-    EXPECT_EQ(ran.status, 0) << ran.text;
-    if (!fs::exists(file_)) return nullptr;
-    std::ifstream stream(file_);
-    Json object = Json::parse(stream);
+  /// Four ranks that follow two loads; the JSON, null if there is none.
+  Json run(const std::string& arguments) const {
+    Json object =
+        measured(fmt::format("{} --topk 3 --ranks 4 --gpus {} --extra 8 --sizes 64 --calls 32 --copy-mb 1 "
+                             "--routing zipf:1.5 {}",
+                             layer, std::min(gpus_here(), 2), arguments));
+    if (object.is_null()) return object;
     EXPECT_EQ(object["benchmark"], "balance");
-    EXPECT_EQ(object["commit"], "abc");
     EXPECT_EQ(object["ranks"], 4);
     EXPECT_EQ(object["extra"], 8);
-    EXPECT_EQ(object.count("failed"), 0u) << object["failed"];
     return object;
   }
 
@@ -72,25 +53,18 @@ class BenchBalanceGpu : public testing::Test {
       EXPECT_GT(row[field].get<double>(), 0.0) << field;
     for (const char* rows : {"rows_before", "rows_after"}) EXPECT_GE(row[rows]["max_over_mean"].get<double>(), 1.0);
   }
-
-  fs::path file_ = fs::temp_directory_path() / ("heddle_bench_balance_" + std::to_string(getpid()) + ".json");
 };
 
 TEST_F(BenchBalanceGpu, RefusesByName) {
-  const std::array<std::array<const char*, 2>, 9> cases{{{"--gpus 1", "give --ranks N"},
-                                                         {"--ranks 1", "--ranks 1: one rank has all rows"},
-                                                         {"--ranks 4 --sizes 0", "--sizes 0: 1 to 8192"},
-                                                         {"--ranks 4 --way fused", "fused"},
-                                                         {"--ranks 4 --extra 0", "--extra 0: 1 to 1024"},
-                                                         {"--ranks 4 --calls 15", "--calls 15: 16 to 1000"},
-                                                         {"--ranks 4 --copy-mb 0", "--copy-mb 0"},
-                                                         {"--ranks 4 --staged 0", "--staged 0"},
-                                                         {"--ranks 4 --tokens 4", "--sizes"}}};
-  for (const auto& [arguments, part] : cases) {
-    const Ran ran = run_heddle(fmt::format("{} {}", layer, arguments));
-    EXPECT_EQ(ran.status, 2) << arguments << "\n" << ran.text;
-    EXPECT_NE(ran.text.find(part), std::string::npos) << arguments << "\nshould name " << part << ": " << ran.text;
-  }
+  expect_refused(layer, {{"--gpus 1", "give --ranks N"},
+                         {"--ranks 1", "--ranks 1: one rank has all rows"},
+                         {"--ranks 4 --sizes 0", "--sizes 0: 1 to 8192"},
+                         {"--ranks 4 --way fused", "fused"},
+                         {"--ranks 4 --extra 0", "--extra 0: 1 to 1024"},
+                         {"--ranks 4 --calls 15", "--calls 15: 16 to 1000"},
+                         {"--ranks 4 --copy-mb 0", "--copy-mb 0"},
+                         {"--ranks 4 --staged 0", "--staged 0"},
+                         {"--ranks 4 --tokens 4", "--sizes"}});
 }
 
 TEST_F(BenchBalanceGpu, EveryWayFollowsTwoLoads) {
@@ -122,8 +96,11 @@ TEST_F(BenchBalanceGpu, StagesLessMemoryInMoreSwitches) {
 
 TEST_F(BenchBalanceGpu, CopiesThatDoNotDivideAreRefusedInTheirPlace) {
   SKIP_WITHOUT_GPU();
-  const Ran ran = run_heddle(fmt::format("{} --ranks 4 --gpus 1 --extra 3 --json {}", layer, file_.string()));
-  EXPECT_NE(ran.text.find("--extra 3: 16 experts and 3 copies do not divide over 4 ranks"), std::string::npos) << ran.text;
+  const Json object = measured(fmt::format("{} --ranks 4 --gpus 1 --extra 3", layer));
+  if (object.is_null()) return;
+  ASSERT_EQ(object["rows"].size(), 1u);
+  const std::string failed = object["rows"][0].value("failed", "");
+  EXPECT_NE(failed.find("--extra 3: 16 experts and 3 copies do not divide over 4 ranks"), std::string::npos) << failed;
 }
 
 }  // namespace

@@ -1,72 +1,42 @@
 // `heddle bench experts` from outside: what it refuses (no GPU needed), and that a small run measures everything it says and finds
 // all results right.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <array>
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
 
-#include "gpu/command.hpp"
-#include "gpu/device_run.hpp"
+#include "gpu/bench_command.hpp"
 
 namespace heddle {
 namespace {
 
-namespace fs = std::filesystem;
-using Json = nlohmann::json;
-
-class BenchExpertsGpu : public testing::Test {
+class BenchExpertsGpu : public BenchCommand {
  protected:
-  void SetUp() override {
-    if (!fs::exists(heddle_command())) GTEST_SKIP() << "the command is not at " << heddle_command();
-  }
-  void TearDown() override { fs::remove(file_); }
-
-  /// A small run; its JSON, null if it failed.
-  Json run(const std::string& arguments) {
-    const Ran ran =
-        run_heddle("bench experts " + fmt::format("--shape 384x256 --experts 4 --replays 2 --calls 2 --commit abc --json {} {}",
-                                                  file_.string(), arguments));
-    EXPECT_EQ(ran.status, 0) << ran.text;
-    if (!fs::exists(file_)) return nullptr;
-    std::ifstream stream(file_);
-    Json object = Json::parse(stream);
-    EXPECT_EQ(object["commit"], "abc");
-    EXPECT_EQ(object.count("failed"), 0u) << object["failed"];
+  /// A small run; its JSON, null if there is none.
+  Json run(const std::string& arguments) const {
+    Json object = measured("bench experts --shape 384x256 --experts 4 --replays 2 --calls 2 " + arguments);
+    if (object.is_null()) return object;
     EXPECT_GT(object["launch"]["empty_us"].get<double>(), 0.0);
     return object;
   }
-
-  fs::path file_ = fs::temp_directory_path() / ("heddle_bench_experts_" + std::to_string(getpid()) + ".json");
 };
 
 TEST_F(BenchExpertsGpu, RefusesByName) {
-  const std::array<std::array<const char*, 2>, 14> cases{
-      {{"--shape v5", "--shape does not know 'v5'"},
-       {"--shape 4096x100", "--shape 4096x100: both sizes are multiples of 128"},
-       {"--weights fp7", "--weights does not know 'fp7'"},
-       {"--product gemm3", "--product does not know 'gemm3'"},
-       {"--blocks huge", "--blocks does not know 'huge'; it takes small, large, auto"},
-       {"--peer mkl", "--peer does not know 'mkl'"},
-       {"--rows 4,0", "--rows 0: at least 1 is needed"},
-       {"--rows 40000", "--rows 40000: 32 experts take at most 32768"},
-       {"--touched 33", "--touched 33: there are 32 experts"},
-       {"--ctas 132,0", "--ctas 0: at least 1 is needed"},
-       {"--experts 1025", "--experts 1025: the engine takes at most 1024"},
-       {"--replays 0", "--replays 0"},
-       {"--tokens 64", "--trace"},
-       {"--trace nowhere.npy", "nowhere.npy"}}};
-  for (const auto& [arguments, part] : cases) {
-    const Ran ran = run_heddle(std::string("bench experts ") + arguments);
-    EXPECT_EQ(ran.status, 2) << arguments << "\n" << ran.text;
-    EXPECT_NE(ran.text.find(part), std::string::npos) << arguments << "\nshould name " << part << ": " << ran.text;
-  }
+  expect_refused("bench experts", {{"--shape v5", "--shape does not know 'v5'"},
+                                   {"--shape 4096x100", "--shape 4096x100: both sizes are multiples of 128"},
+                                   {"--weights fp7", "--weights does not know 'fp7'"},
+                                   {"--product gemm3", "--product does not know 'gemm3'"},
+                                   {"--blocks huge", "--blocks does not know 'huge'; it takes small, medium, large, auto"},
+                                   {"--peer mkl", "--peer does not know 'mkl'"},
+                                   {"--rows 4,0", "--rows 0: at least 1 is needed"},
+                                   {"--rows 40000", "--rows 40000: 32 experts take at most 32768"},
+                                   {"--touched 33", "--touched 33: there are 32 experts"},
+                                   {"--ctas 132,0", "--ctas 0: at least 1 is needed"},
+                                   {"--experts 1025", "--experts 1025: the engine takes at most 1024"},
+                                   {"--replays 0", "--replays 0"},
+                                   {"--tokens 64", "--trace"},
+                                   {"--trace nowhere.npy", "nowhere.npy"}});
 }
 
 TEST_F(BenchExpertsGpu, EveryProductOfEveryKindIsRight) {

@@ -1,68 +1,42 @@
 // `heddle bench exchange` from outside: what it refuses (no GPU needed), and that every table and the JSON are complete and add up.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <array>
+#include <algorithm>
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <string>
 
-#include "gpu/command.hpp"
-#include "gpu/device_run.hpp"
+#include "gpu/bench_command.hpp"
 
 namespace heddle {
 namespace {
 
-namespace fs = std::filesystem;
-using Json = nlohmann::json;
-
-class BenchGpu : public testing::Test {
+class BenchGpu : public BenchCommand {
  protected:
-  void SetUp() override {
-    if (!fs::exists(heddle_command())) GTEST_SKIP() << "the command is not at " << heddle_command();
-  }
-  void TearDown() override { fs::remove(file_); }
-
-  /// A small run on two ranks or more; its JSON, null if it failed.
-  Json run(const std::string& arguments, int hidden = 256) {
+  /// A small run on two ranks or more; its JSON, null if there is none.
+  Json run(const std::string& arguments, int hidden = 256) const {
     const int ranks = std::max(2, gpus_here());
-    const Ran ran =
-        run_heddle(fmt::format("bench exchange --ranks {} --gpus {} --hidden {} --experts 12 --topk 3 --replays 3 --round-trips 2 "
-                               "--commit abc --json {} {}",
-                               ranks, gpus_here(), hidden, file_.string(), arguments));
-    EXPECT_EQ(ran.status, 0) << ran.text;
-    if (ran.status != 0) return nullptr;
-    std::ifstream stream(file_);
-    Json object = Json::parse(stream);
+    Json object =
+        measured(fmt::format("bench exchange --ranks {} --gpus {} --hidden {} --experts 12 --topk 3 --replays 3 --round-trips 2 {}",
+                             ranks, gpus_here(), hidden, arguments));
+    if (object.is_null()) return object;
     EXPECT_EQ(object["ranks"], ranks);
-    EXPECT_EQ(object["commit"], "abc");
-    EXPECT_EQ(object.count("failed"), 0u) << object["failed"];
     EXPECT_GT(object["floor"]["empty_grid_us"].get<double>(), 0.0);
     return object;
   }
-
-  fs::path file_ = fs::temp_directory_path() / ("heddle_bench_" + std::to_string(getpid()) + ".json");
 };
 
 TEST_F(BenchGpu, RefusesByName) {
-  const std::array<std::array<const char*, 2>, 10> cases{{{"--way mega", "--way does not know 'mega'"},
-                                                          {"--wire fp7", "--wire does not know 'fp7'"},
-                                                          {"--combine-wire fp7", "--combine-wire does not know 'fp7'"},
-                                                          {"--tokens 8,0", "--tokens 0: at least 1 is needed"},
-                                                          {"--sms-sweep 8,-1", "--sms-sweep -1: at least 1 is needed"},
-                                                          {"--overlap-sms 4", "--overlap"},
-                                                          {"--bulk -1", "--bulk -1: 0 for no bulk copies"},
-                                                          {"--tagged -1", "--tagged -1: 0 for no tagged rows"},
-                                                          {"--counters yes", "--counters does not know 'yes'"},
-                                                          {"--replays 0", "--replays"}}};
-  for (const auto& [arguments, part] : cases) {
-    const Ran ran = run_heddle(std::string("bench exchange ") + arguments);
-    EXPECT_EQ(ran.status, 2) << arguments << "\n" << ran.text;
-    EXPECT_NE(ran.text.find(part), std::string::npos) << arguments << "\nshould name " << part << ": " << ran.text;
-  }
+  expect_refused("bench exchange", {{"--way mega", "--way does not know 'mega'"},
+                                    {"--wire fp7", "--wire does not know 'fp7'"},
+                                    {"--combine-wire fp7", "--combine-wire does not know 'fp7'"},
+                                    {"--tokens 8,0", "--tokens 0: at least 1 is needed"},
+                                    {"--sms-sweep 8,-1", "--sms-sweep -1: at least 1 is needed"},
+                                    {"--overlap-sms 4", "--overlap"},
+                                    {"--bulk -1", "--bulk -1: 0 for no bulk copies"},
+                                    {"--tagged -1", "--tagged -1: 0 for no tagged rows"},
+                                    {"--counters yes", "--counters does not know 'yes'"},
+                                    {"--replays 0", "--replays"}});
 }
 
 TEST_F(BenchGpu, RoundTripsOfEveryWayAndWire) {

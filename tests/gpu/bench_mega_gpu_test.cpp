@@ -2,48 +2,24 @@
 // layer compares and find its outputs to be low_latency's.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <string>
 
-#include "gpu/command.hpp"
-#include "gpu/device_run.hpp"
+#include "gpu/bench_command.hpp"
 
 namespace heddle {
 namespace {
 
-namespace fs = std::filesystem;
-using Json = nlohmann::json;
-
-/// What GPUs without the fused layer's kernel say.
-constexpr const char* no_kernel = "the fused layer's kernel for GPUs is not there yet";
-
-class BenchMegaGpu : public testing::Test {
+class BenchMegaGpu : public BenchCommand {
  protected:
-  void SetUp() override {
-    if (!fs::exists(heddle_command())) GTEST_SKIP() << "the command is not at " << heddle_command();
-  }
-  void TearDown() override { fs::remove(file_); }
-
-  /// A small run; its JSON, null if it failed. Without the kernel the chains are measured all the same.
-  Json run(const std::string& arguments, int ranks = 2) {
-    const Ran ran = run_heddle(
-        fmt::format("bench mega --ranks {} --gpus {} --shape 512x256 --topk 3 --replays 3 --calls 2 --commit abc --json {} {}",
-                    ranks, std::min({gpus_here(), 2, ranks}), file_.string(), arguments));
-    has_kernel_ = ran.text.find(no_kernel) == std::string::npos;
-    EXPECT_EQ(ran.status, has_kernel_ ? 0 : 2) << ran.text;
-    if (!fs::exists(file_)) return nullptr;
-    std::ifstream stream(file_);
-    Json object = Json::parse(stream);
+  /// A small run; its JSON, null if there is none.
+  Json run(const std::string& arguments, int ranks = 2) const {
+    Json object = measured(fmt::format("bench mega --ranks {} --gpus {} --shape 512x256 --topk 3 --replays 3 --calls 2 {}", ranks,
+                                       std::min({gpus_here(), 2, ranks}), arguments));
+    if (object.is_null()) return object;
     EXPECT_EQ(object["benchmark"], "mega");
-    EXPECT_EQ(object["commit"], "abc");
     EXPECT_EQ(object["ranks"], ranks);
-    EXPECT_EQ(object.count("failed"), has_kernel_ ? 0u : 1u) << object["failed"];
     EXPECT_EQ(object["stream_bytes_per_second"], 4.5e12);
     return object;
   }
@@ -68,59 +44,47 @@ class BenchMegaGpu : public testing::Test {
   }
 
   void expect_fused(const Json& row, bool beside_chains = true) const {
-    if (!has_kernel_) {
-      EXPECT_NE(row["failed"].get<std::string>().find(no_kernel), std::string::npos);
-      return;
-    }
     expect_times(row);
     EXPECT_TRUE(row["equals_low_latency"].get<bool>());
     ASSERT_EQ(row.count("over_best_chain"), beside_chains ? 1u : 0u);
     if (!beside_chains) return;
     EXPECT_DOUBLE_EQ(row["over_best_chain"].get<double>(), row["median_us"].get<double>() / row["best_chain_us"].get<double>());
   }
-
-  bool has_kernel_ = false;
-  fs::path file_ = fs::temp_directory_path() / ("heddle_bench_mega_" + std::to_string(getpid()) + ".json");
 };
 
 TEST_F(BenchMegaGpu, RefusesByName) {
-  const std::array<std::array<const char*, 2>, 31> cases{
-      {{"--way fused", "--way does not know 'fused'"},
-       {"--way normal --power", "--power with --way normal"},
-       {"--weights nvfp4", "--weights does not know 'nvfp4'; it takes bf16, fp8_block, mxfp4"},
-       {"--preset v5", "unknown preset 'v5'"},
-       {"--preset kimi-k3", "--preset kimi-k3: its activation is its own"},
-       {"--shape 4096x100", "--shape 4096x100: both sizes are multiples of 128"},
-       {"--hidden 100", "positive multiples of 64, not 100"},
-       {"--experts 4", "4 experts are too few for top-6"},
-       {"--experts 64 --experts-local 32", "--experts-local"},
-       {"--experts-local 0", "--experts-local 0: at least 1 is needed"},
-       {"--tokens 8,0", "--tokens 0: at least 1 is needed"},
-       {"--tokens 9000", "--tokens 9000: a rank brings at most 8192"},
-       {"--calls 0", "--calls 0"},
-       {"--replays 0", "--replays 0"},
-       {"--stream-tbps 0", "--stream-tbps"},
-       {"--shared --preset mixtral-8x7b", "--shared: mixtral-8x7b has no shared expert"},
-       {"--shared inside,beside", "--shared does not know 'beside'"},
-       {"--shared extra --shared-weights int4", "--shared-weights does not know 'int4'"},
-       {"--seconds 2", "--seconds requires --power"},
-       {"--power --seconds 0", "--seconds 0: more than 0"},
-       {"--power --seconds 601", "--seconds 601: more than 0 and at most 600"},
-       {"--power --seconds long", "--seconds"},
-       {"--batches 3", "--batches 3: 1, or 2 in flight"},
-       {"--batches 0", "--batches 0: 1, or 2 in flight"},
-       {"--batch-sms 8", "--batch-sms requires --batches"},
-       {"--batches 2 --batch-sms 0", "--batch-sms 0: at least 1 is needed"},
-       {"--attention 50", "--attention requires --batches"},
-       {"--batches 1 --attention 50", "--attention 50: it stands before two batches in flight; give --batches 2"},
-       {"--batches 2 --attention 0", "--attention 0: at least 1 is needed"},
-       {"--batches 2 --attention 100001", "--attention 100001: at most 100000 us"},
-       {"--trace-layer 1", "--trace"}}};
-  for (const auto& [arguments, part] : cases) {
-    const Ran ran = run_heddle(std::string("bench mega ") + arguments);
-    EXPECT_EQ(ran.status, 2) << arguments << "\n" << ran.text;
-    EXPECT_NE(ran.text.find(part), std::string::npos) << arguments << "\nshould name " << part << ": " << ran.text;
-  }
+  expect_refused("bench mega",
+                 {{"--way fused", "--way does not know 'fused'"},
+                  {"--way normal --power", "--power with --way normal"},
+                  {"--weights nvfp4", "--weights does not know 'nvfp4'; it takes bf16, fp8_block, mxfp4"},
+                  {"--preset v5", "unknown preset 'v5'"},
+                  {"--preset kimi-k3", "--preset kimi-k3: its activation is its own"},
+                  {"--shape 4096x100", "--shape 4096x100: both sizes are multiples of 128"},
+                  {"--hidden 100", "positive multiples of 64, not 100"},
+                  {"--experts 4", "4 experts are too few for top-6"},
+                  {"--experts 64 --experts-local 32", "--experts-local"},
+                  {"--experts-local 0", "--experts-local 0: at least 1 is needed"},
+                  {"--tokens 8,0", "--tokens 0: at least 1 is needed"},
+                  {"--tokens 9000", "--tokens 9000: a rank brings at most 8192"},
+                  {"--calls 0", "--calls 0"},
+                  {"--replays 0", "--replays 0"},
+                  {"--stream-tbps 0", "--stream-tbps"},
+                  {"--shared --preset mixtral-8x7b", "--shared: mixtral-8x7b has no shared expert"},
+                  {"--shared inside,beside", "--shared does not know 'beside'"},
+                  {"--shared extra --shared-weights int4", "--shared-weights does not know 'int4'"},
+                  {"--seconds 2", "--seconds requires --power"},
+                  {"--power --seconds 0", "--seconds 0: more than 0"},
+                  {"--power --seconds 601", "--seconds 601: more than 0 and at most 600"},
+                  {"--power --seconds long", "--seconds"},
+                  {"--batches 3", "--batches 3: 1, or 2 in flight"},
+                  {"--batches 0", "--batches 0: 1, or 2 in flight"},
+                  {"--batch-sms 8", "--batch-sms requires --batches"},
+                  {"--batches 2 --batch-sms 0", "--batch-sms 0: at least 1 is needed"},
+                  {"--attention 50", "--attention requires --batches"},
+                  {"--batches 1 --attention 50", "--attention 50: it stands before two batches in flight; give --batches 2"},
+                  {"--batches 2 --attention 0", "--attention 0: at least 1 is needed"},
+                  {"--batches 2 --attention 100001", "--attention 100001: at most 100000 us"},
+                  {"--trace-layer 1", "--trace"}});
 }
 
 TEST_F(BenchMegaGpu, EveryChainAndKindOfWeights) {

@@ -2,66 +2,43 @@
 // leaves.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 
-#include "gpu/command.hpp"
-#include "gpu/device_run.hpp"
+#include "gpu/bench_command.hpp"
 
 namespace heddle {
 namespace {
 
-namespace fs = std::filesystem;
-using Json = nlohmann::json;
-
-class BenchSuiteGpu : public testing::Test {
- protected:
-  void SetUp() override {
-    if (!fs::exists(heddle_command())) GTEST_SKIP() << "the command is not at " << heddle_command();
-    if (gpus_here() == 0) GTEST_SKIP() << "there is no GPU";
-  }
-  void TearDown() override { fs::remove(file_); }
-
-  Json json() const {
-    std::ifstream stream(file_);
-    return Json::parse(stream);
-  }
-
-  const fs::path file_ = fs::temp_directory_path() / fmt::format("heddle_bench_suite_{}.json", getpid());
-};
+class BenchSuiteGpu : public BenchCommand {};
 
 TEST_F(BenchSuiteGpu, AStepByWayAndGap) {
-  const Ran ran =
-      run_heddle(fmt::format("bench step --engine cuda --ranks 2 --gpus 1 --preset deepseek-v4-flash --hidden 512 --intermediate "
-                             "256 --experts 16 --layers 5 "
-                             "--sizes 8 --gaps 0,50 --replays 3 --json {}",
-                             file_.string()));
-  ASSERT_EQ(ran.status, 0) << ran.text;
-  std::set<std::string> measured, refused;
-  const Json step = json();
+  SKIP_WITHOUT_GPU();
+  const Json step = measured(
+      "bench step --engine cuda --ranks 2 --gpus 1 --preset deepseek-v4-flash --hidden 512 --intermediate 256 --experts 16 "
+      "--layers 5 --sizes 8 --gaps 0,50 --replays 3");
+  ASSERT_FALSE(step.is_null());
+  std::set<std::string> done, refused;
   for (const Json& row : step.at("rows")) {
     const std::string way = row.at("way");
     if (row.contains("failed")) {
       refused.insert(way);
       continue;
     }
-    measured.insert(way);
+    done.insert(way);
     EXPECT_EQ(row.at("samples_us").size(), 3u);
     EXPECT_GT(row.at("moe_us").get<double>(), 0.0) << row;
     EXPECT_GE(row.at("gaps_us").get<double>(), 5.0 * row.at("gap_us").get<double>()) << "kernels that wait, wait as long";
     EXPECT_GE(row.at("kernels_a_layer").get<double>(), 2.0) << row;
   }
   EXPECT_EQ(refused, std::set<std::string>{"normal"}) << "it waits on the host";
-  EXPECT_EQ(measured, (std::set<std::string>{"elastic", "gather", "low_latency", "mega", "one_sided"}));
+  EXPECT_EQ(done, (std::set<std::string>{"elastic", "gather", "low_latency", "mega", "one_sided"}));
 }
 
 TEST_F(BenchSuiteGpu, ASecondCallLeavesWhatIsThere) {
-  const std::string all = fmt::format("bench all --engine cuda --gpus 1 --only copies,activation --out {}", file_.string());
+  SKIP_WITHOUT_GPU();
+  const std::string all = fmt::format("bench all --engine cuda --gpus 1 --only copies,activation --out {}", file());
   const Ran first = run_heddle(all);
   ASSERT_EQ(first.status, 0) << first.text;
   const Json before = json();

@@ -18,10 +18,6 @@
 
 namespace heddle::testing {
 
-inline const char* name_of(WeightKind kind) {
-  constexpr const char* names[] = {"bf16", "fp8_block", "mxfp4", "nvfp4", "mxfp8"};
-  return names[static_cast<int>(kind)];
-}
 /// Weights that are multiplied as bf16 take bf16 activations, too.
 inline bool takes_bf16(WeightKind kind) { return kind != WeightKind::fp8_block && kind != WeightKind::mxfp4; }
 

@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "exchange_support.hpp"
+#include "experts/sm90/launch.hpp"
 #include "experts_expected.hpp"
 #include "gpu/experts_bed.hpp"
 
@@ -37,9 +38,7 @@ std::string describe(const ExpertOptions& options, const DeviceExpertsOptions& d
        << " with scales " << (options.quantisation.scale == ScaleFormat::f32 ? "f32" : "ue8m0") << ", weights at "
        << (options.weight_at == WeightAt::combine ? "combine" : "activation") << (options.clamp ? ", clamped" : "") << "; "
        << (device.row_blocks == DeviceRowBlocks::automatic ? "automatic"
-           : device.row_blocks == DeviceRowBlocks::small   ? "small"
-           : device.row_blocks == DeviceRowBlocks::medium  ? "medium"
-                                                           : "large")
+                                                           : sm90::name(sm90::BlockChoice{device.row_blocks, true}.choose(0)))
        << " row blocks, "
        << (device.fused_activation                             ? "fused activation"
            : options.activation_grid == ActivationGrid::padded ? "activation on a padded grid"
@@ -161,7 +160,7 @@ TEST_P(ExpertsGpu, AgreesWithFloat64AndTheHost) {
       host.add(bed.routed(batch, RoutedOutput::slots), host_slots(layer, options, batch), shape.hidden, size, what);
       if (HasFailure()) return;
     }
-    const std::string name = std::string(name_of(kind())) + " weights, " + (activation == Activation::fp8 ? "fp8" : "bf16");
+    const std::string name = name_of(kind()) + " weights, " + (activation == Activation::fp8 ? "fp8" : "bf16");
     expect_within(reference, activation, name + " against float64");
     expect_within(host, activation, name + " against the host engine");
   }
@@ -213,7 +212,7 @@ TEST_P(ExpertsGpu, OneToManyExpertsHoweverTheRowsAreSpread) {
       if (HasFailure()) return;
     }
   }
-  expect_within(host, Activation::fp8, std::string(name_of(kind())) + " weights of 1 to 256 experts against the host engine");
+  expect_within(host, Activation::fp8, name_of(kind()) + " weights of 1 to 256 experts against the host engine");
 }
 
 /// Ways to compute the same pairs.

@@ -19,17 +19,10 @@
 
 namespace heddle::sm90 {
 
+using heddle::testing::name_of;
 using heddle::testing::OwnedWeights;
 using heddle::testing::Random;
 using heddle::testing::size;
-
-inline const char* name_of(WeightKind kind) {
-  constexpr const char* names[] = {"bf16", "fp8_block", "mxfp4", "nvfp4", "mxfp8"};
-  return names[static_cast<int>(kind)];
-}
-inline const char* name_of(RowBlocks blocks) {
-  return blocks == RowBlocks::small ? "small" : blocks == RowBlocks::medium ? "medium" : "large";
-}
 
 using ValueAt = std::function<float(int row, int column)>;
 
@@ -162,7 +155,7 @@ class ProductBed {
     call.results = {out.data(), stride, rows_, result_map};
     check(cudaDeviceSynchronize(), "inputs");
     launch_product(call, blocks, false, ctas, stream_);
-    wait_for(stream_, std::string("product of ") + name_of(kind_) + " weights, " + name_of(blocks) + " row blocks");
+    wait_for(stream_, "product of " + name_of(kind_) + " weights, " + name(blocks) + " row blocks");
     out.expect_guards("results");
     return out.read();
   }

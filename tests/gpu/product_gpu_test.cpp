@@ -16,7 +16,6 @@
 namespace heddle::sm90 {
 namespace {
 
-constexpr RowBlocks sizes[] = {RowBlocks::small, RowBlocks::medium, RowBlocks::large};
 constexpr std::uint16_t poison = 0x7F7F;
 
 bool is_e4m3(WeightKind kind) { return slab_shape(kind).operand == Operand::e4m3; }
@@ -44,10 +43,10 @@ void expect_fit(const ProductKernel& kernel) {
 }
 
 TEST_P(Product, AFits) {
-  for (const RowBlocks blocks : sizes) {
+  for (const RowBlocks blocks : every_row_blocks) {
     for (const bool activates : {false, true}) {
       for (const KernelCalls calls : {KernelCalls::plain, KernelCalls::any}) {
-        SCOPED_TRACE(::testing::Message() << name_of(blocks) << " row blocks" << (activates ? ", activating" : "")
+        SCOPED_TRACE(::testing::Message() << name(blocks) << " row blocks" << (activates ? ", activating" : "")
                                           << (calls == KernelCalls::plain ? ", usual calls" : ""));
         expect_fit(find_kernel(kind(), blocks, activates, calls));
       }
@@ -67,7 +66,7 @@ float one(int, int) { return 1.0f; }
 TEST_P(Product, BStarts) {
   ProductBed bed(kind(), one_expert(matrix_of(kind(), 64, 128, one)));
   const Tokens tokens{8, 128, one, usual_scales(kind()), ScaleFormat::ue8m0, {}};
-  for (const RowBlocks blocks : sizes) {
+  for (const RowBlocks blocks : every_row_blocks) {
     for (const int ctas : {1, 16}) {
       const std::vector<bf16> out = bed.run(tokens, {0}, blocks, ctas);
       EXPECT_TRUE(std::all_of(out.begin(), out.end(), [](bf16 value) { return value.bits == poison; })) << "no rows, but results";
@@ -95,8 +94,8 @@ struct Source {
 
 /// Token t is unit vector t of K = 128: result [t, n] is weight (n, t).
 void expect_identity(WeightKind kind, RowBlocks blocks, int rows, int count, int first) {
-  SCOPED_TRACE(::testing::Message() << name_of(blocks) << " row blocks, " << rows << " weight rows, unit vectors " << first
-                                    << " to " << first + count - 1);
+  SCOPED_TRACE(::testing::Message() << name(blocks) << " row blocks, " << rows << " weight rows, unit vectors " << first << " to "
+                                    << first + count - 1);
   const Tokens tokens{
       count, 128, [&](int t, int k) { return k == first + t ? 1.0f : 0.0f; }, usual_scales(kind), ScaleFormat::ue8m0, {}};
   std::vector<Source> sources(size(count * rows));
@@ -142,7 +141,7 @@ void expect_identity(WeightKind kind, RowBlocks blocks, int rows, int count, int
 }
 
 TEST_P(Product, CIdentityOfEightTokens) {
-  for (const RowBlocks blocks : sizes) {
+  for (const RowBlocks blocks : every_row_blocks) {
     for (const int first : {0, 8, 56, 120}) {
       expect_identity(kind(), blocks, 64, 8, first);
       if (HasFailure()) return;
@@ -151,7 +150,7 @@ TEST_P(Product, CIdentityOfEightTokens) {
 }
 
 TEST_P(Product, DIdentityOfAllTokens) {
-  for (const RowBlocks blocks : sizes) {
+  for (const RowBlocks blocks : every_row_blocks) {
     for (const int rows : {64, 128, 256, 320}) {
       expect_identity(kind(), blocks, rows, 128, 0);
       if (HasFailure()) return;
@@ -198,9 +197,9 @@ void expect_sums(const ProductBed& bed, const Tokens& tokens, const std::vector<
 int same(int flat) { return flat; }
 
 TEST_P(Product, EOnesTellHowManyColumnsAreAdded) {
-  for (const RowBlocks blocks : sizes) {
+  for (const RowBlocks blocks : every_row_blocks) {
     for (const int cols : {128, 64, 192, 256, 320}) {
-      SCOPED_TRACE(::testing::Message() << name_of(blocks) << " row blocks, K = " << cols);
+      SCOPED_TRACE(::testing::Message() << name(blocks) << " row blocks, K = " << cols);
       ProductBed bed(kind(), one_expert(matrix_of(kind(), 64, cols, one)));
       const Tokens tokens{9, cols, one, usual_scales(kind()), ScaleFormat::ue8m0, {}};
       bed.in_boxes = cols != 192;
@@ -213,10 +212,10 @@ TEST_P(Product, EOnesTellHowManyColumnsAreAdded) {
 TEST_P(Product, FScalesOfTokens) {
   const std::vector<TokenScales> all = is_e4m3(kind()) ? std::vector{TokenScales::by_128, TokenScales::by_32}
                                                        : std::vector{TokenScales::none, TokenScales::by_128, TokenScales::by_32};
-  for (const RowBlocks blocks : sizes) {
+  for (const RowBlocks blocks : every_row_blocks) {
     for (const TokenScales scaling : all) {
       for (const ScaleFormat format : {ScaleFormat::ue8m0, ScaleFormat::f32}) {
-        SCOPED_TRACE(::testing::Message() << name_of(blocks) << " row blocks, scales by "
+        SCOPED_TRACE(::testing::Message() << name(blocks) << " row blocks, scales by "
                                           << (scaling == TokenScales::by_32 ? "32" : "128 (or none)") << " as "
                                           << (format == ScaleFormat::f32 ? "f32" : "ue8m0"));
         ProductBed bed(kind(), one_expert(matrix_of(kind(), 64, 704, one)));
@@ -232,8 +231,8 @@ TEST_P(Product, FScalesOfTokens) {
 }
 
 TEST_P(Product, GScalesOfWeights) {
-  for (const RowBlocks blocks : sizes) {
-    SCOPED_TRACE(::testing::Message() << name_of(blocks) << " row blocks");
+  for (const RowBlocks blocks : every_row_blocks) {
+    SCOPED_TRACE(::testing::Message() << name(blocks) << " row blocks");
     const int group = kind() == WeightKind::nvfp4 ? 16 : 32;
     const ValueAt scale = [&](int n, int k) {
       return kind() == WeightKind::fp8_block ? std::exp2(static_cast<float>(n / 128 - k / 128))
@@ -266,9 +265,9 @@ TEST_P(Product, HWholeNumbersOfEveryCountOfRows) {
   ProductBed bed(kind(), one_expert(whole_numbers(random, kind(), 320, 320)));
   for (const int count : {1, 7, 8, 9, 16, 17, 31, 32, 33, 64, 65, 95, 96, 97, 127, 128, 129, 200}) {
     const Tokens tokens = whole_tokens(random, kind(), count, 320);
-    for (const RowBlocks blocks : sizes) {
+    for (const RowBlocks blocks : every_row_blocks) {
       for (const int ctas : {1, 3}) {
-        SCOPED_TRACE(::testing::Message() << "seed " << seed << ", " << count << " rows, " << name_of(blocks) << " row blocks, "
+        SCOPED_TRACE(::testing::Message() << "seed " << seed << ", " << count << " rows, " << name(blocks) << " row blocks, "
                                           << ctas << " CTAs, rows " << (ctas == 1 ? "in boxes" : "one by one"));
         bed.in_boxes = ctas == 1;
         expect_sums(bed, tokens, {count}, bed.run(tokens, {count}, blocks, ctas), same, same);
@@ -295,10 +294,10 @@ TEST_P(Product, IWholeNumbersOfManyExperts) {
     ProductBed bed(kind(), std::move(all));
     const int total = std::accumulate(counts.begin(), counts.end(), 0);
     const Tokens tokens = whole_tokens(random, kind(), std::max(total, 1), cols);
-    for (const RowBlocks blocks : sizes) {
+    for (const RowBlocks blocks : every_row_blocks) {
       for (const int ctas : {5, 132}) {
         SCOPED_TRACE(::testing::Message() << "seed " << seed << ", " << experts << " experts, " << total << " rows, "
-                                          << name_of(blocks) << " row blocks, " << ctas << " CTAs");
+                                          << name(blocks) << " row blocks, " << ctas << " CTAs");
         bed.in_boxes = ctas == 132;
         expect_sums(bed, tokens, counts, bed.run(tokens, counts, blocks, ctas), same, same);
         if (HasFailure()) return;
@@ -327,7 +326,7 @@ TEST_P(Product, JRowMaps) {
   const Tokens many = whole_tokens(random, kind(), 3 * block_rows, 192);
   const auto in_blocks = [&](int flat) { return flat < 5 ? flat : 2 * block_rows + flat - 5; };
   const auto listed = [&](int flat) { return flat < 5 ? 100 + flat : 7 + flat - 5; };
-  for (const RowBlocks blocks : sizes) {
+  for (const RowBlocks blocks : every_row_blocks) {
     const RowMap by_list{RowMap::Kind::flat, 0, nullptr, device_list.data()};
     const RowMap by_places{RowMap::Kind::flat, 0, nullptr, device_places.data()};
     expect_sums(
@@ -352,7 +351,7 @@ TEST_P(Product, KGateAndUpInPairs) {
     }
     ProductBed bed(kind(), std::move(all));
     const Tokens tokens = whole_tokens(random, kind(), 60, 192);
-    for (const RowBlocks blocks : sizes) {
+    for (const RowBlocks blocks : every_row_blocks) {
       expect_sums(bed, tokens, {19, 41}, bed.run(tokens, {19, 41}, blocks, 4), same, same);
       if (HasFailure()) return;
     }
@@ -384,7 +383,7 @@ TEST_P(Product, LCountsBeyondTheLimitsAreCut) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Product, ::testing::ValuesIn(heddle::testing::all_kinds),
-                         [](const auto& kind) { return std::string(name_of(kind.param)); });
+                         [](const auto& kind) { return name_of(kind.param); });
 
 }  // namespace
 }  // namespace heddle::sm90

@@ -23,11 +23,6 @@ using heddle::testing::size;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-const char* name(WeightKind kind) {
-  constexpr const char* names[] = {"bf16", "fp8_block", "mxfp4", "nvfp4", "mxfp8"};
-  return names[static_cast<int>(kind)];
-}
-
 /// What the host lays an expert's matrix out as.
 OrderedWeights expected(const WeightPlan& plan, const ExpertWeights& expert, const Range& slice) {
   const std::string names[] = {"first", "second"};
@@ -75,7 +70,8 @@ void expect_registers(const WeightPlan& plan, const std::byte* device_chunks, co
 /// One matrix of one expert: bytes, row scales and registers.
 void expect_matrix(const OrderedMatrix& matrix, int expert, const ExpertWeights& stored, const Range& slice) {
   const WeightPlan& plan = matrix.plan;
-  SCOPED_TRACE(::testing::Message() << name(plan.kind) << ", expert " << expert << (plan.paired ? ", gate and up" : ", down"));
+  SCOPED_TRACE(::testing::Message() << heddle::testing::name_of(plan.kind) << ", expert " << expert
+                                    << (plan.paired ? ", gate and up" : ", down"));
   const OrderedWeights want = expected(plan, stored, slice);
   const std::byte* chunks = matrix.chunk(expert, 0, 0);
   const std::vector<std::byte> got = read(chunks, plan.bytes());
@@ -211,7 +207,7 @@ TEST_P(WeightsGpu, UpdatedInPlace) {
   EXPECT_THROW(weights.update(3, after.views[0], nullptr), InputError);
 }
 
-std::string name_of(const ::testing::TestParamInfo<WeightKind>& kind) { return name(kind.param); }
+std::string name_of(const ::testing::TestParamInfo<WeightKind>& kind) { return heddle::testing::name_of(kind.param); }
 INSTANTIATE_TEST_SUITE_P(All, WeightsGpu, ::testing::ValuesIn(heddle::testing::all_kinds), name_of);
 
 /// Makes the values of a group of 32 columns the largest there are and gives it a scale.

@@ -66,8 +66,7 @@ void check_arguments(const BalanceArguments& a) {
   if (a.layer.engine != "cuda") {
     throw InputError(
         "heddle bench balance measures on GPUs: give --engine cuda; on the host engine `heddle replay --measure` runs placements, "
-        "and "
-        "even rows save nothing where ranks share cores");
+        "and even rows save nothing where ranks share cores");
   }
   if (!a.layer.ranks) throw InputError("give --ranks N");
   if (*a.layer.ranks < 2) throw InputError(fmt::format("--ranks {}: one rank has all rows, whatever the load", *a.layer.ranks));
@@ -88,7 +87,7 @@ void check_arguments(const BalanceArguments& a) {
 int extra_of(const BalanceArguments& a) { return a.extra.value_or(4 * a.layer.ranks.value_or(1)); }
 
 #ifndef HEDDLE_CUDA
-nlohmann::ordered_json measure_balance(const BalanceArguments& a, const std::function<void(const nlohmann::ordered_json&)>&, int&) {
+nlohmann::ordered_json measure_balance(const BalanceArguments& a, const SaveJson&, int&) {
   check_arguments(a);
   refuse_without_cuda("heddle bench balance");
 }

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "inputs.hpp"
+#include "json_file.hpp"
 
 namespace CLI {
 class App;
@@ -83,7 +83,6 @@ std::string balance_title();
 
 /// Measures and gives the JSON (docs/json.md); `save` is called with it as it grows. `status` becomes 1 where outputs are wrong.
 /// Throws InputError in a build without CUDA.
-nlohmann::ordered_json measure_balance(const BalanceArguments& arguments,
-                                       const std::function<void(const nlohmann::ordered_json&)>& save, int& status);
+nlohmann::ordered_json measure_balance(const BalanceArguments& arguments, const SaveJson& save, int& status);
 
 }  // namespace heddle::tool

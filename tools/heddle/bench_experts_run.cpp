@@ -117,20 +117,15 @@ bool ExpertsRun::right(ProductBed& bed, Json& entry, const std::string& label, b
   return false;
 }
 
-/// The sizes of row blocks that a kind has.
-std::vector<std::pair<sm90::RowBlocks, const char*>> sizes_of(WeightKind kind) {
-  std::vector<std::pair<sm90::RowBlocks, const char*>> sizes{{sm90::RowBlocks::small, "small"}, {sm90::RowBlocks::large, "large"}};
-  if (sm90::has_medium_blocks(kind)) sizes.insert(sizes.begin() + 1, {sm90::RowBlocks::medium, "medium"});
-  return sizes;
-}
-
 void ExpertsRun::own(ProductBed& bed, const Floor& floor, const std::string& product) {
   const bool activates = product == "fused";
-  const sm90::RowBlocks rule =
-      sm90::BlockChoice{DeviceRowBlocks::automatic, sm90::has_medium_blocks(bed.kind())}.choose(average_rows(bed.counts()));
+  const sm90::BlockChoice choice{DeviceRowBlocks::automatic, sm90::has_medium_blocks(bed.kind())};
+  const sm90::RowBlocks rule = choice.choose(average_rows(bed.counts()));
   const std::vector<int> all_sms{lanes_.sms()};
   for (const int ctas : a_.ctas.empty() ? all_sms : a_.ctas) {
-    for (const auto& [blocks, name] : sizes_of(bed.kind())) {
+    for (const sm90::RowBlocks blocks : sm90::every_row_blocks) {
+      const char* name = sm90::name(blocks);
+      if (!choice.includes(blocks)) continue;
       if (!wants(a_.blocks, name) && !(wants(a_.blocks, "auto") && blocks == rule)) continue;
       if (blocks != sm90::RowBlocks::large && bed.counts().total() > 256 * bed.counts().touched()) continue;  // hopeless, and slow
       const Line line{product, name, ctas, blocks == rule};

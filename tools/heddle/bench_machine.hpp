@@ -25,33 +25,36 @@ nlohmann::ordered_json machine_of(const Lanes& lanes);
 [[noreturn]] void end_of_patience(const std::string& under_way, const Lanes& lanes,
                                   const std::function<void(const std::string& failed)>& save);
 
-/// All of a run that has under_way() and all(save, give_up). `save` is called as it grows, and at last with what it failed with, or
-/// "". Errors name the configuration, too, except those of what was asked for.
+/// All of a run that has under_way(), all(save, give_up) and json(). `save` gets that as it grows, and at last whole, as it is
+/// returned, or with what it `failed` with. Errors name the configuration, too, except those of what was asked for.
 template <class Run>
-void run_and_save(Run& run, const Lanes& lanes, const std::function<void(const std::string& failed)>& save) {
-  const auto give_up = [&] { end_of_patience(run.under_way(), lanes, save); };
+nlohmann::ordered_json run_and_save(Run& run, const Lanes& lanes, const SaveJson& save) {
+  const std::function<void(const std::string&)> save_failed = [&](const std::string& message) {
+    nlohmann::ordered_json object = run.json();
+    object["failed"] = message;
+    save(object);
+  };
   try {
-    run.all([&] { save(""); }, give_up);
+    run.all([&] { save(run.json()); }, [&] { end_of_patience(run.under_way(), lanes, save_failed); });
   } catch (const InputError& error) {
-    save(error.what());
+    save_failed(error.what());
     throw;
   } catch (const Error& error) {  // which says what was waited for, but not in which configuration
     const std::string message = run.under_way() + ": " + error.what();
-    save(message);
+    save_failed(message);
     throw Error(error.kind(), message);
   }
-  save("");
+  const nlohmann::ordered_json whole = run.json();
+  save(whole);
+  return whole;
 }
 
-/// Likewise, its json() going to `path` (nowhere if empty).
+/// Likewise, to `path` (nowhere if empty).
 template <class Run>
-void run_and_save(Run& run, const Lanes& lanes, const std::string& path) {
-  run_and_save(run, lanes, std::function<void(const std::string&)>([&](const std::string& failed) {
-                 if (path.empty()) return;
-                 nlohmann::ordered_json object = run.json();
-                 if (!failed.empty()) object["failed"] = failed;
-                 write_json(path, object);
-               }));
+nlohmann::ordered_json run_and_save(Run& run, const Lanes& lanes, const std::string& path) {
+  return run_and_save(run, lanes, SaveJson([&](const nlohmann::ordered_json& object) {
+                        if (!path.empty()) write_json(path, object);
+                      }));
 }
 
 }  // namespace heddle::tool

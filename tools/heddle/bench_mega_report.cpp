@@ -23,23 +23,19 @@ std::string MegaRun::label_of(const Size& size, const std::string& way) const {
 }
 
 Json MegaRun::entry_of(const Size& size, const std::string& way) const {
-  const LayerShape& shape = size.source.shape;
-  return {{"preset", size.layer.name},
-          {"hidden", shape.hidden},
-          {"intermediate", shape.intermediate},
-          {"experts", shape.experts},
-          {"topk", shape.topk},
-          {"weights", word_of(kinds, size.layer.kind)},
-          {"shared", size.layer.shared_kind ? Json(word_of(kinds, *size.layer.shared_kind)) : Json()},
-          {"way", way},
-          {"shared_place", Json()},
-          {"combine", Json()},
-          {"tokens", size.tokens},
-          {"routing", size.routing},
-          {"touched", size.load.touched},
-          {"weight_bytes", size.load.weight_bytes},
-          {"operations", size.load.operations},
-          {"floor_us", size.floor_us}};
+  Json entry{{"preset", size.layer.name}};
+  entry.update(layer_json(size.source.shape, size.layer.kind));
+  entry.update({{"shared", size.layer.shared_kind ? Json(word_of(kinds, *size.layer.shared_kind)) : Json()},
+                {"way", way},
+                {"shared_place", Json()},
+                {"combine", Json()},
+                {"tokens", size.tokens},
+                {"routing", size.routing},
+                {"touched", size.load.touched},
+                {"weight_bytes", size.load.weight_bytes},
+                {"operations", size.load.operations},
+                {"floor_us", size.floor_us}});
+  return entry;
 }
 
 /// How much slower auto is than the fastest way of this size, whichever it was.

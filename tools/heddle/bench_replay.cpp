@@ -64,30 +64,51 @@ void Lanes::settle(const std::function<void()>& give_up) {
   }
 }
 
-Marks::Marks(Lanes& lanes) : lanes_(lanes), events_(lanes.gpus()) {}
+Event make_event() {
+  cudaEvent_t event = nullptr;
+  check(cudaEventCreate(&event), "event");
+  return Event(event);
+}
 
-Marks::~Marks() {
-  for (const auto& of_gpu : events_) {
-    for (cudaEvent_t event : of_gpu) cudaEventDestroy(event);
+LaneEvents::LaneEvents(const Lanes& lanes) {
+  for (const int device : lanes.devices()) {
+    const cuda::DeviceScope scope(device);
+    events_.push_back(make_event());
   }
 }
 
-void Marks::mark(std::size_t gpu) {
-  const cuda::DeviceScope scope(lanes_.device(gpu));
-  cudaEvent_t event = nullptr;
-  check(cudaEventCreate(&event), "event");
-  events_[gpu].push_back(event);
-  check(cudaEventRecordWithFlags(event, lanes_.stream(gpu), cudaEventRecordExternal), "mark in a graph");
+void LaneEvents::record(std::size_t gpu, cudaStream_t stream) const { check(cudaEventRecord(of(gpu), stream), "event"); }
+
+void LaneEvents::hold(std::size_t gpu, cudaStream_t stream) const {
+  check(cudaStreamWaitEvent(stream, of(gpu)), "wait for an event");
 }
 
-double Marks::between(std::size_t from, std::size_t to) const {
+void LaneEvents::order(std::size_t gpu, cudaStream_t before, cudaStream_t after) const {
+  record(gpu, before);
+  hold(gpu, after);
+}
+
+double slowest_us(const LaneEvents& from, const LaneEvents& to) {
   double slowest = 0;
-  for (const auto& of_gpu : events_) {
+  for (std::size_t gpu = 0; gpu < from.gpus(); ++gpu) {
     float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, of_gpu[from], of_gpu[to]), "time between marks");
+    check(cudaEventElapsedTime(&milliseconds, from.of(gpu), to.of(gpu)), "time between events");
     slowest = std::max(slowest, 1e3 * static_cast<double>(milliseconds));
   }
   return slowest;
+}
+
+Marks::Marks(const Lanes& lanes) : lanes_(lanes), marked_(lanes.gpus(), 0) {}
+
+void Marks::mark_all() {
+  for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) mark(gpu, cudaEventRecordDefault);
+}
+
+void Marks::mark(std::size_t gpu, unsigned flags) {
+  const std::size_t mark = marked_[gpu]++;
+  if (mark == events_.size()) events_.emplace_back(lanes_);
+  const cuda::DeviceScope scope(lanes_.device(gpu));
+  check(cudaEventRecordWithFlags(events_[mark].of(gpu), lanes_.stream(gpu), flags), "mark");
 }
 
 namespace {
@@ -149,25 +170,12 @@ std::vector<Graph> captured_graphs(const Lanes& lanes, const std::function<void(
   return captured(lanes, &Lanes::stream, work).graphs;
 }
 
-Replay::Replay(Lanes& lanes, const std::function<void()>& work, const std::function<void()>& beside) : lanes_(lanes) {
+Replay::Replay(Lanes& lanes, const std::function<void()>& work, const std::function<void()>& beside)
+    : lanes_(lanes), begins_(lanes), ends_(lanes), forks_(lanes), joins_(lanes) {
   Captured own = captured(lanes, &Lanes::stream, work);
   graphs_ = std::move(own.graphs);
   kernels_ = std::move(own.kernels);
   if (beside) beside_ = captured(lanes, &Lanes::second, beside).graphs;
-  for (std::size_t gpu = 0; gpu < lanes.gpus(); ++gpu) {
-    const cuda::DeviceScope scope(lanes.device(gpu));
-    for (std::vector<cudaEvent_t>* events : {&begins_, &ends_, &forks_, &joins_}) {
-      cudaEvent_t event = nullptr;
-      check(cudaEventCreate(&event), "event");
-      events->push_back(event);
-    }
-  }
-}
-
-Replay::~Replay() {
-  for (const auto* events : {&begins_, &ends_, &forks_, &joins_}) {
-    for (cudaEvent_t event : *events) cudaEventDestroy(event);
-  }
 }
 
 // The same order on every GPU: even streams that shared a queue would take both graphs one after the other everywhere.
@@ -178,12 +186,10 @@ void Replay::launch(std::size_t gpu) {
     return;
   }
   cudaStream_t second = lanes_.second(gpu);
-  check(cudaEventRecord(forks_[gpu], stream), "fork");
-  check(cudaStreamWaitEvent(second, forks_[gpu]), "fork");
+  forks_.order(gpu, stream, second);
   check(cudaGraphLaunch(graphs_[gpu].get(), stream), "replay");
   check(cudaGraphLaunch(beside_[gpu].get(), second), "replay beside it");
-  check(cudaEventRecord(joins_[gpu], second), "join");
-  check(cudaStreamWaitEvent(stream, joins_[gpu]), "join");
+  joins_.order(gpu, second, stream);
 }
 
 double Replay::round(int count, bool gated, const std::function<void()>& give_up) {
@@ -191,20 +197,14 @@ double Replay::round(int count, bool gated, const std::function<void()>& give_up
   for (int replay = 0; replay < count; ++replay) {
     for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) {
       const cuda::DeviceScope scope(lanes_.device(gpu));
-      if (replay == 0) check(cudaEventRecord(begins_[gpu], lanes_.stream(gpu)), "event");
+      if (replay == 0) begins_.record(gpu, lanes_.stream(gpu));
       launch(gpu);
-      if (replay == count - 1) check(cudaEventRecord(ends_[gpu], lanes_.stream(gpu)), "event");
+      if (replay == count - 1) ends_.record(gpu, lanes_.stream(gpu));
     }
     if (replay == 0) lanes_.open_gate();  // the others are queued while it runs
   }
   lanes_.settle(give_up);
-  double slowest = 0;
-  for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) {
-    float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, begins_[gpu], ends_[gpu]), "event");
-    slowest = std::max(slowest, 1e3 * static_cast<double>(milliseconds));
-  }
-  return slowest;
+  return slowest_us(begins_, ends_);
 }
 
 std::vector<double> Replay::run(int replays, const std::function<void()>& check_calls, const std::function<void()>& give_up,
@@ -225,53 +225,27 @@ namespace {
 /// Around all that is queued on both streams of every GPU between begin and end.
 class Span {
  public:
-  explicit Span(const Lanes& lanes) : lanes_(lanes) {
-    for (std::size_t gpu = 0; gpu < lanes.gpus(); ++gpu) {
-      const cuda::DeviceScope scope(lanes.device(gpu));
-      for (std::vector<cudaEvent_t>* events : {&begins_, &ends_, &joins_}) {
-        cudaEvent_t event = nullptr;
-        check(cudaEventCreate(&event), "event");
-        events->push_back(event);
-      }
-    }
-  }
-  ~Span() {
-    for (const auto* events : {&begins_, &ends_, &joins_}) {
-      for (cudaEvent_t event : *events) cudaEventDestroy(event);
-    }
-  }
-  Span(const Span&) = delete;
-  Span& operator=(const Span&) = delete;
+  explicit Span(const Lanes& lanes) : lanes_(lanes), begins_(lanes), ends_(lanes), joins_(lanes) {}
 
   void begin() {
     for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) {
       const cuda::DeviceScope scope(lanes_.device(gpu));
-      check(cudaEventRecord(begins_[gpu], lanes_.stream(gpu)), "event");
-      check(cudaStreamWaitEvent(lanes_.second(gpu), begins_[gpu]), "fork");
+      begins_.order(gpu, lanes_.stream(gpu), lanes_.second(gpu));
     }
   }
   void end() {
     for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) {
       const cuda::DeviceScope scope(lanes_.device(gpu));
-      check(cudaEventRecord(joins_[gpu], lanes_.second(gpu)), "join");
-      check(cudaStreamWaitEvent(lanes_.stream(gpu), joins_[gpu]), "join");
-      check(cudaEventRecord(ends_[gpu], lanes_.stream(gpu)), "event");
+      joins_.order(gpu, lanes_.second(gpu), lanes_.stream(gpu));
+      ends_.record(gpu, lanes_.stream(gpu));
     }
   }
   /// Once all streams are at rest.
-  double slowest_us() const {
-    double slowest = 0;
-    for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) {
-      float milliseconds = 0;
-      check(cudaEventElapsedTime(&milliseconds, begins_[gpu], ends_[gpu]), "event");
-      slowest = std::max(slowest, 1e3 * static_cast<double>(milliseconds));
-    }
-    return slowest;
-  }
+  double us() const { return slowest_us(begins_, ends_); }
 
  private:
   const Lanes& lanes_;
-  std::vector<cudaEvent_t> begins_, ends_, joins_;
+  LaneEvents begins_, ends_, joins_;
 };
 
 }  // namespace
@@ -286,7 +260,7 @@ std::vector<double> time_queued(Lanes& lanes, const std::function<void()>& work,
     span.end();
     lanes.settle(give_up);
     check_calls();
-    if (round >= 0) samples.push_back(span.slowest_us());
+    if (round >= 0) samples.push_back(span.us());
   }
   return samples;
 }

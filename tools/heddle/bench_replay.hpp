@@ -46,22 +46,52 @@ class Lanes {
   int sms_ = 0;
 };
 
-/// Points in time on the GPUs, marked inside a graph.
-class Marks {
- public:
-  explicit Marks(Lanes& lanes);
-  ~Marks();
-  Marks(const Marks&) = delete;
-  Marks& operator=(const Marks&) = delete;
+struct DestroyEvent {
+  void operator()(cudaEvent_t event) const { cudaEventDestroy(event); }
+};
+using Event = std::unique_ptr<CUevent_st, DestroyEvent>;
+/// Of the current GPU.
+Event make_event();
 
-  /// To be called while the stream is captured: the next mark of this GPU.
-  void mark(std::size_t gpu);
-  /// After a replay: microseconds between marks `from` and `to`, of the GPU where it took longest.
-  double between(std::size_t from, std::size_t to) const;
+/// An event a GPU.
+class LaneEvents {
+ public:
+  explicit LaneEvents(const Lanes& lanes);
+
+  std::size_t gpus() const { return events_.size(); }
+  cudaEvent_t of(std::size_t gpu) const { return events_[gpu].get(); }
+  /// Behind what has been queued on `stream`, one of this GPU.
+  void record(std::size_t gpu, cudaStream_t stream) const;
+  /// What is queued on `stream` from now on waits for the event.
+  void hold(std::size_t gpu, cudaStream_t stream) const;
+  /// What is queued on `after` from now on waits for what has been queued on `before`.
+  void order(std::size_t gpu, cudaStream_t before, cudaStream_t after) const;
 
  private:
-  Lanes& lanes_;
-  std::vector<std::vector<cudaEvent_t>> events_;  ///< a GPU
+  std::vector<Event> events_;
+};
+
+/// Once both have been passed: microseconds from the one to the other, of the GPU where it took longest.
+double slowest_us(const LaneEvents& from, const LaneEvents& to);
+
+/// Points in time on the lanes' first streams, as many as there are calls to mark them.
+class Marks {
+ public:
+  explicit Marks(const Lanes& lanes);
+
+  /// To be called while the stream is captured: the next mark of this GPU.
+  void mark(std::size_t gpu) { mark(gpu, cudaEventRecordExternal); }
+  /// Outside of captures: the next mark of every GPU.
+  void mark_all();
+  /// Once they have been passed: microseconds between marks `from` and `to`, of the GPU where it took longest.
+  double between(std::size_t from, std::size_t to) const { return slowest_us(events_[from], events_[to]); }
+
+ private:
+  void mark(std::size_t gpu, unsigned flags);
+
+  const Lanes& lanes_;
+  std::vector<LaneEvents> events_;   ///< a mark
+  std::vector<std::size_t> marked_;  ///< a GPU: how many there are
 };
 
 struct DestroyGraph {
@@ -85,9 +115,6 @@ struct Sustained {
 class Replay {
  public:
   Replay(Lanes& lanes, const std::function<void()>& work, const std::function<void()>& beside = {});
-  ~Replay();
-  Replay(const Replay&) = delete;
-  Replay& operator=(const Replay&) = delete;
 
   /// Called after each replay but the first ones, which only warm up.
   using After = std::function<void()>;
@@ -107,7 +134,7 @@ class Replay {
   Lanes& lanes_;
   std::vector<Graph> graphs_, beside_;  ///< a GPU; none beside: empty
   std::vector<int> kernels_;            ///< in each of the first
-  std::vector<cudaEvent_t> begins_, ends_, forks_, joins_;
+  LaneEvents begins_, ends_, forks_, joins_;
 };
 
 /// Microseconds on the slowest GPU of what `work` queues on the lanes' streams, first and second ones, queued anew each time: for

@@ -170,17 +170,8 @@ class EagerCalls {
  public:
   EagerCalls(Setup& setup, std::size_t gpu, int calls) : setup_(setup), gpu_(gpu), host_blocked_(static_cast<std::size_t>(calls)) {
     const cuda::DeviceScope scope(setup.lanes().device(gpu));
-    for (int i = 0; i < 3 * calls; ++i) {
-      cudaEvent_t event = nullptr;
-      cuda::check(cudaEventCreate(&event), "event");
-      events_.push_back(event);
-    }
+    for (int i = 0; i < 3 * calls; ++i) events_.push_back(make_event());
   }
-  ~EagerCalls() {
-    for (cudaEvent_t event : events_) cudaEventDestroy(event);
-  }
-  EagerCalls(const EagerCalls&) = delete;
-  EagerCalls& operator=(const EagerCalls&) = delete;
 
   void run() {
     try {
@@ -195,14 +186,14 @@ class EagerCalls {
   /// 0: before the call, 1: after dispatch, 2: after combine.
   double between(std::size_t call, std::size_t from, std::size_t to) const {
     float milliseconds = 0;
-    cuda::check(cudaEventElapsedTime(&milliseconds, events_[3 * call + from], events_[3 * call + to]), "event");
+    cuda::check(cudaEventElapsedTime(&milliseconds, events_[3 * call + from].get(), events_[3 * call + to].get()), "event");
     return 1e3 * static_cast<double>(milliseconds);
   }
 
  private:
   void one(std::size_t call) {
     const auto mark = [&](std::size_t which) {
-      cuda::check(cudaEventRecord(events_[3 * call + which], setup_.lanes().stream(gpu_)), "event");
+      cuda::check(cudaEventRecord(events_[3 * call + which].get(), setup_.lanes().stream(gpu_)), "event");
     };
     mark(0);
     setup_.dispatch_send(gpu_);
@@ -217,7 +208,7 @@ class EagerCalls {
   Setup& setup_;
   std::size_t gpu_;
   std::vector<double> host_blocked_;
-  std::vector<cudaEvent_t> events_;
+  std::vector<Event> events_;
   std::exception_ptr failed_;
 };
 

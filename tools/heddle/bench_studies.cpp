@@ -29,22 +29,9 @@ const std::function<void()> nothing_to_check = [] {};
 /// Other work of a wanted length on every GPU, and events that fork it off to the second stream and join it again.
 class OtherWork {
  public:
-  OtherWork(Lanes& lanes, int ctas) : lanes_(lanes), ctas_(ctas) {
-    for (std::size_t gpu = 0; gpu < lanes.gpus(); ++gpu) {
-      const cuda::DeviceScope scope(lanes.device(gpu));
-      sinks_.push_back(std::make_unique<Block>(lanes.device(gpu), sizeof(float)));
-      for (int i = 0; i < 2; ++i) {
-        cudaEvent_t event = nullptr;
-        check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event");
-        events_.push_back(event);
-      }
-    }
+  OtherWork(Lanes& lanes, int ctas) : lanes_(lanes), ctas_(ctas), forks_(lanes), joins_(lanes) {
+    for (const int device : lanes.devices()) sinks_.push_back(std::make_unique<Block>(device, sizeof(float)));
   }
-  ~OtherWork() {
-    for (cudaEvent_t event : events_) cudaEventDestroy(event);
-  }
-  OtherWork(const OtherWork&) = delete;
-  OtherWork& operator=(const OtherWork&) = delete;
 
   /// Finds how many steps take so long, from two lengths, so that the launch does not count.
   void last(double microseconds) {
@@ -59,19 +46,18 @@ class OtherWork {
   }
   void here(std::size_t gpu) { launch_work(ctas_, steps_, sinks_[gpu]->as<float>(), lanes_.stream(gpu)); }
   void fork(std::size_t gpu) {
-    check(cudaEventRecord(events_[2 * gpu], lanes_.stream(gpu)), "fork");
-    check(cudaStreamWaitEvent(lanes_.second(gpu), events_[2 * gpu]), "fork");
+    forks_.order(gpu, lanes_.stream(gpu), lanes_.second(gpu));
     launch_work(ctas_, steps_, sinks_[gpu]->as<float>(), lanes_.second(gpu));
-    check(cudaEventRecord(events_[2 * gpu + 1], lanes_.second(gpu)), "join");
+    joins_.record(gpu, lanes_.second(gpu));
   }
-  void join(std::size_t gpu) { check(cudaStreamWaitEvent(lanes_.stream(gpu), events_[2 * gpu + 1]), "join"); }
+  void join(std::size_t gpu) { joins_.hold(gpu, lanes_.stream(gpu)); }
 
  private:
   Lanes& lanes_;
   int ctas_;
   std::uint64_t steps_ = 1;
   std::vector<std::unique_ptr<Block>> sinks_;
-  std::vector<cudaEvent_t> events_;
+  LaneEvents forks_, joins_;
 };
 
 }  // namespace

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
+#include <chrono>
 
 #include "bench_machine.hpp"
 #include "group/cuda_driver.hpp"
@@ -35,39 +35,6 @@ ReplicaMap first_placement(const LayerShape& shape, int ranks, int extra) {
 }
 
 }  // namespace
-
-CallMarks::~CallMarks() {
-  for (const auto& of_mark : events_) {
-    for (cudaEvent_t event : of_mark) cudaEventDestroy(event);
-  }
-}
-
-void CallMarks::mark() {
-  if (used_ == events_.size()) {
-    std::vector<cudaEvent_t>& made = events_.emplace_back();
-    for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) {
-      const cuda::DeviceScope scope(lanes_.device(gpu));
-      cudaEvent_t event = nullptr;
-      cuda::check(cudaEventCreate(&event), "event");
-      made.push_back(event);
-    }
-  }
-  for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) {
-    const cuda::DeviceScope scope(lanes_.device(gpu));
-    cuda::check(cudaEventRecord(events_[used_][gpu], lanes_.stream(gpu)), "mark between calls");
-  }
-  ++used_;
-}
-
-double CallMarks::between(std::size_t from, std::size_t to) const {
-  double slowest = 0;
-  for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) {
-    float milliseconds = 0;
-    cuda::check(cudaEventElapsedTime(&milliseconds, events_[from][gpu], events_[to][gpu]), "time between calls");
-    slowest = std::max(slowest, 1e3 * static_cast<double>(milliseconds));
-  }
-  return slowest;
-}
 
 BalanceBed::BalanceBed(Lanes& lanes, Batch& batch, const LayerSource& source, const BalanceArguments& a, Way way, int tokens)
     : lanes_(lanes), step_{tokens, Phase::decode}, every_(a.calls) {
@@ -120,10 +87,10 @@ void BalanceBed::call() {
   layer_->follow(streams_);
 }
 
-BalanceCall BalanceBed::call(CallMarks& marks) {
-  marks.mark();
+BalanceCall BalanceBed::call(Marks& marks) {
+  marks.mark_all();
   launch();
-  marks.mark();
+  marks.mark_all();
   const auto since = Clock::now();
   layer_->follow(streams_);
   BalanceCall call;
@@ -134,7 +101,7 @@ BalanceCall BalanceBed::call(CallMarks& marks) {
   return call;
 }
 
-std::vector<BalanceCall> BalanceBed::calls_of_a_load(CallMarks& marks, int behind) {
+std::vector<BalanceCall> BalanceBed::calls_of_a_load(Marks& marks, int behind) {
   std::vector<BalanceCall> calls;
   const std::int64_t switches = layer_->report().switches, looks = layer_->report().looks;
   std::int64_t looks_at_switch = looks;
@@ -153,11 +120,11 @@ std::vector<BalanceCall> BalanceBed::calls_of_a_load(CallMarks& marks, int behin
     calls_behind = has_switched ? calls_behind + 1 : 0;
     if (!has_switched) looks_at_switch = call.looks;
   }
-  marks.mark();
+  marks.mark_all();
   return calls;
 }
 
-void BalanceBed::take_times(const CallMarks& marks, std::span<BalanceCall> calls) {
+void BalanceBed::take_times(const Marks& marks, std::span<BalanceCall> calls) {
   for (std::size_t i = 0; i < calls.size(); ++i) {
     calls[i].call_us = marks.between(2 * i, 2 * i + 1);
     calls[i].between_us = marks.between(2 * i + 1, 2 * i + 2);
@@ -219,7 +186,7 @@ void BalanceRun::load(BalanceBed& bed, Batch& batch, const BatchRouting& routing
   change.before = rows_of(layer.map(), routing, tokens);
   std::vector<DeviceSent> sent;
   for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) sent.push_back(layer.sent(gpu));
-  CallMarks marks(lanes_);
+  Marks marks(lanes_);
   std::vector<BalanceCall> calls = bed.calls_of_a_load(marks, a_.calls);
   lanes_.settle(give_up_);
   layer.throw_if_failed();
@@ -292,14 +259,9 @@ void BalanceRun::all(const std::function<void()>& save, const std::function<void
 
 Json BalanceRun::json() const {
   Json json = result_head("balance", a_.commit, machine_);
-  json.update({{"ranks", layer_.ranks},
-               {"preset", shape_.name},
-               {"hidden", shape_.shape.hidden},
-               {"intermediate", shape_.shape.intermediate},
-               {"experts", shape_.shape.experts},
-               {"extra", extra_of(a_)},
-               {"topk", shape_.shape.topk},
-               {"weights", word_of(kinds, shape_.kind)},
+  json.update({{"ranks", layer_.ranks}, {"preset", shape_.name}});
+  json.update(layer_json(shape_.shape, shape_.kind));
+  json.update({{"extra", extra_of(a_)},
                {"every", a_.calls},
                {"copy_bytes", static_cast<std::size_t>(a_.copy_mb) << 20},
                {"calls_ahead", a_.calls_ahead},
@@ -308,7 +270,7 @@ Json BalanceRun::json() const {
   return json;
 }
 
-Json measure_balance(const BalanceArguments& a, const std::function<void(const Json&)>& save, int& status) {
+Json measure_balance(const BalanceArguments& a, const SaveJson& save, int& status) {
   check_arguments(a);
   MegaArguments layer = mega_arguments(a.layer, "heddle bench balance");
   layer.ways = {"none"};
@@ -317,14 +279,9 @@ Json measure_balance(const BalanceArguments& a, const std::function<void(const J
   check_arguments(layer);
   Lanes lanes(devices_for("balance", layer.ranks, layer.gpus), std::chrono::milliseconds(layer.deadline_ms));
   BalanceRun run(a, layer, lanes);
-  const std::function<void(const std::string&)> save_run = [&](const std::string& failed) {
-    Json object = run.json();
-    if (!failed.empty()) object["failed"] = failed;
-    save(object);
-  };
-  run_and_save(run, lanes, save_run);
+  const Json json = run_and_save(run, lanes, save);
   if (run.wrong() > 0) status = 1;
-  return run.json();
+  return json;
 }
 
 }  // namespace heddle::tool

@@ -1,7 +1,6 @@
 // heddle bench balance on GPUs: a layer that follows the load, its calls replayed with events between them.
 #pragma once
 
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -15,25 +14,6 @@
 #include "heddle/device_balancing.hpp"
 
 namespace heddle::tool {
-
-/// Points on the lanes' first streams, as many as there are calls, to measure between.
-class CallMarks {
- public:
-  explicit CallMarks(const Lanes& lanes) : lanes_(lanes) {}
-  ~CallMarks();
-  CallMarks(const CallMarks&) = delete;
-  CallMarks& operator=(const CallMarks&) = delete;
-
-  /// On all GPUs.
-  void mark();
-  /// Once they have been passed: microseconds from one to another, on the GPU where it took longest.
-  double between(std::size_t from, std::size_t to) const;
-
- private:
-  const Lanes& lanes_;
-  std::vector<std::vector<cudaEvent_t>> events_;  ///< [marks][GPUs]
-  std::size_t used_ = 0;
-};
 
 /// A layer of one way and what drives it, call by call.
 class BalanceBed {
@@ -50,14 +30,14 @@ class BalanceBed {
   /// Calls until the placement has changed, `behind` more have passed and another look has found nothing to change; or until two
   /// looks have not led to a change. Ends where a look begins to count. `marks`: before and behind each call. Times follow by
   /// take_times.
-  std::vector<BalanceCall> calls_of_a_load(CallMarks& marks, int behind);
+  std::vector<BalanceCall> calls_of_a_load(Marks& marks, int behind);
   /// Once the GPUs are at rest.
-  static void take_times(const CallMarks& marks, std::span<BalanceCall> calls);
+  static void take_times(const Marks& marks, std::span<BalanceCall> calls);
 
  private:
   void queue();
   void launch();
-  BalanceCall call(CallMarks& marks);
+  BalanceCall call(Marks& marks);
 
   Lanes& lanes_;
   Step step_;

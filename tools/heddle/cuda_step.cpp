@@ -113,17 +113,9 @@ void StepRun::all(const std::function<void()>& save, const std::function<void()>
 
 Json StepRun::json() const {
   Json json = result_head("step", a_.commit, machine_);
-  json.update({{"ranks", layer_.ranks},
-               {"preset", shape_.name},
-               {"hidden", shape_.shape.hidden},
-               {"intermediate", shape_.shape.intermediate},
-               {"experts", shape_.shape.experts},
-               {"topk", shape_.shape.topk},
-               {"weights", word_of(kinds, shape_.kind)},
-               {"routing", routing_note_},
-               {"layers", layers_},
-               {"graph", true},
-               {"rows", rows_}});
+  json.update({{"ranks", layer_.ranks}, {"preset", shape_.name}});
+  json.update(layer_json(shape_.shape, shape_.kind));
+  json.update({{"routing", routing_note_}, {"layers", layers_}, {"graph", true}, {"rows", rows_}});
   return json;
 }
 
@@ -134,14 +126,9 @@ Json step_on_gpus(const StepArguments& a, const SaveJson& save, int& status) {
   check_arguments(layer);
   Lanes lanes(devices_for("step", layer.ranks, layer.gpus), std::chrono::milliseconds(layer.deadline_ms));
   StepRun run(a, layer, lanes);
-  const std::function<void(const std::string&)> save_run = [&](const std::string& failed) {
-    Json object = run.json();
-    if (!failed.empty()) object["failed"] = failed;
-    save(object);
-  };
-  run_and_save(run, lanes, save_run);
+  const Json json = run_and_save(run, lanes, save);
   if (run.wrong() > 0) status = 1;
-  return run.json();
+  return json;
 }
 
 }  // namespace heddle::tool

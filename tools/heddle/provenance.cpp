@@ -11,6 +11,7 @@
 
 #include "heddle/tuning.hpp"
 #include "heddle/version.hpp"
+#include "words.hpp"
 
 namespace heddle::tool {
 
@@ -39,6 +40,14 @@ Json host_machine_json() {
 Json result_head(const std::string& benchmark, const std::string& commit, const Json& machine) {
   return {{"heddle", version}, {"benchmark", benchmark},    {"date", now_in_utc()},
           {"commit", commit},  {"command", command_line()}, {"machine", machine}};
+}
+
+Json layer_json(const LayerShape& shape, WeightKind kind) {
+  return {{"hidden", shape.hidden},
+          {"intermediate", shape.intermediate},
+          {"experts", shape.experts},
+          {"topk", shape.topk},
+          {"weights", word_of(kinds, kind)}};
 }
 
 double median(std::vector<double> values) {

@@ -1,10 +1,13 @@
-// What every measurement tells: when and by which command it was made, on which host, and what its samples say.
+// What every measurement tells: when and by which command it was made, on which host, of which layer, and what its samples say.
 #pragma once
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
+
+#include "heddle/experts.hpp"
+#include "heddle/shape.hpp"
 
 namespace heddle::tool {
 
@@ -16,6 +19,8 @@ nlohmann::ordered_json host_machine_json();
 
 /// What every result begins with: `heddle` (its version), `benchmark`, `date`, `commit`, `command` and `machine`.
 nlohmann::ordered_json result_head(const std::string& benchmark, const std::string& commit, const nlohmann::ordered_json& machine);
+/// `hidden`, `intermediate`, `experts`, `topk` and `weights`.
+nlohmann::ordered_json layer_json(const LayerShape& shape, WeightKind kind);
 
 /// The middle of some numbers; 0 of none.
 double median(std::vector<double> values);

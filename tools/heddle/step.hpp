@@ -2,13 +2,13 @@
 // (exchange-ways article, section 8.4; fused-kernel article, section 6.3).
 #pragma once
 
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "inputs.hpp"
+#include "json_file.hpp"
 
 namespace CLI {
 class App;
@@ -47,7 +47,6 @@ nlohmann::ordered_json step_line(const std::string& way, int tokens, int gap);
 void print_step_title();
 
 /// Measures and gives the JSON (docs/json.md); `save` is called with it as it grows. `status` becomes 1 where outputs are wrong.
-using SaveJson = std::function<void(const nlohmann::ordered_json&)>;
 nlohmann::ordered_json step_on_host(const StepArguments& arguments, const SaveJson& save);
 /// Throws InputError in a build without CUDA.
 nlohmann::ordered_json step_on_gpus(const StepArguments& arguments, const SaveJson& save, int& status);

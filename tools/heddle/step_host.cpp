@@ -9,7 +9,6 @@
 #include "host_calls.hpp"
 #include "provenance.hpp"
 #include "step.hpp"
-#include "words.hpp"
 
 namespace heddle::tool {
 
@@ -58,15 +57,10 @@ StepSamples measure(const Inputs& inputs, const LayerOptions& options, const Ste
 }
 
 Json report_of(const StepArguments& a, const Inputs& inputs, const Json& rows) {
-  const LayerShape& shape = inputs.source.shape;
   Json json = result_head("step", a.commit, host_machine_json());
-  json.update({{"ranks", inputs.ranks},
-               {"hidden", shape.hidden},
-               {"intermediate", shape.intermediate},
-               {"experts", shape.experts},
-               {"topk", shape.topk},
-               {"weights", word_of(kinds, inputs.source.kind)},
-               {"layers", layers_of(a)},
+  json["ranks"] = inputs.ranks;
+  json.update(layer_json(inputs.source.shape, inputs.source.kind));
+  json.update({{"layers", layers_of(a)},
                {"distinct_layers", std::min(layers_of(a), most_distinct_layers)},
                {"graph", false},
                {"rows", rows}});

@@ -141,7 +141,6 @@ Measured measure_host_layer(const std::string& typed, const std::string& commit)
   if (a.layer.routing.empty()) a.layer.routing = "uniform";
   Inputs inputs = load_inputs(a.layer);
   inputs.source.shared.reset();  // as the articles leave it out
-  const LayerShape& shape = inputs.source.shape;
   Json rows = Json::array();
   for (const int tokens : a.sizes) {
     for (const std::string& way : a.ways) {
@@ -152,14 +151,9 @@ Measured measure_host_layer(const std::string& typed, const std::string& commit)
     }
   }
   Json json = result_head("layer", commit, host_machine_json());
-  json.update({{"ranks", inputs.ranks},
-               {"hidden", shape.hidden},
-               {"intermediate", shape.intermediate},
-               {"experts", shape.experts},
-               {"topk", shape.topk},
-               {"weights", word_of(kinds, inputs.source.kind)},
-               {"routing", a.layer.routing},
-               {"rows", rows}});
+  json["ranks"] = inputs.ranks;
+  json.update(layer_json(inputs.source.shape, inputs.source.kind));
+  json.update({{"routing", a.layer.routing}, {"rows", rows}});
   return {json, ""};
 }
 

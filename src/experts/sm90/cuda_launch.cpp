@@ -71,7 +71,7 @@ bool BlockChoice::includes(RowBlocks blocks) const {
 }
 
 void prepare_products(WeightKind kind) {
-  for (const RowBlocks blocks : {RowBlocks::small, RowBlocks::medium, RowBlocks::large}) {
+  for (const RowBlocks blocks : every_row_blocks) {
     for (const bool activates : {false, true}) {
       for (const KernelCalls calls : {KernelCalls::plain, KernelCalls::any}) {
         const ProductKernel kernel = find_kernel(kind, blocks, activates, calls);

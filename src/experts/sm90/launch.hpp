@@ -16,6 +16,12 @@ namespace heddle::sm90 {
 /// 32, 64 or 96 tokens. Medium ones (16 to 64 tokens) are small ones with more tokens; mxfp4 has them, for other kinds they are
 /// the large ones. The choice changes no bit, and any count of rows is right with each.
 enum class RowBlocks : std::uint8_t { small, medium, large };
+inline constexpr RowBlocks every_row_blocks[] = {RowBlocks::small, RowBlocks::medium, RowBlocks::large};
+
+constexpr const char* name(RowBlocks blocks) {
+  constexpr const char* names[] = {"small", "medium", "large"};
+  return names[static_cast<int>(blocks)];
+}
 
 /// What is asked for or, where nothing is, the row blocks that were measured to take least time (docs/performance.md, "A tile of 24
 /// tokens, and row blocks of up to 64").

@@ -96,15 +96,6 @@ struct TilesOf<96, plain> {
   using Sizes = TileSizes<32, 64, 96>;
 };
 
-/// The first of the sizes that covers `rows`.
-template <int first, int... others>
-HEDDLE_HOST_DEVICE constexpr int tile_tokens(TileSizes<first, others...>, int rows) {
-  if constexpr (sizeof...(others) > 0) {
-    if (rows > first) return tile_tokens(TileSizes<others...>{}, rows);
-  }
-  return first;
-}
-
 /// One configuration of the engine: `warpgroups` math warpgroups share the 4 slabs of a tile, a row block has at
 /// most `tokens` tokens. Few warpgroups with many registers hold large row blocks, many hide the widening of small ones, or their
 /// activation.

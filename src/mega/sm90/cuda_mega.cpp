@@ -74,7 +74,7 @@ DeviceMega::DeviceMega(DeviceWorkspace& workspace, std::size_t gpu, const Exchan
   // For fp8 block weights at its side a thread of medium blocks would have too few registers: wgmma would wait for wgmma.
   const bool has_medium = sm90::has_medium_blocks(kind) && sm90::has_medium_blocks(shared);
   row_blocks_ = {can_be_large ? device_options.row_blocks : DeviceRowBlocks::small, has_medium, most_of_small};
-  for (const RowBlocks blocks : {RowBlocks::small, RowBlocks::medium, RowBlocks::large}) {
+  for (const RowBlocks blocks : sm90::every_row_blocks) {
     if (row_blocks_.includes(blocks)) variants_[static_cast<int>(blocks)] = make_variant(blocks, kind, shared, clamp);
   }
 }

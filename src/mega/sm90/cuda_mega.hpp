@@ -84,7 +84,7 @@ class DeviceMega final : public DeviceExchangeBase {
   std::vector<std::shared_ptr<sm90::DeviceWeights>> own_;  ///< of weights_.routed, what it has loaded itself
   std::size_t loaded_bytes_ = 0;
   sm90::BlockChoice row_blocks_;
-  std::optional<Variant> variants_[3];  ///< by sm90::RowBlocks
+  std::optional<Variant> variants_[std::size(sm90::every_row_blocks)];  ///< by sm90::RowBlocks
 };
 
 }  // namespace heddle
