@@ -56,6 +56,7 @@ TEST_F(BenchBalanceCommand, SaysWhatIsMissing) {
   expect_error(2, ranks + " --sizes 9000", "--sizes 9000: 1 to 8192");
   expect_error(2, ranks + " --way nonsense", "nonsense");
   expect_error(2, ranks + " --extra 0", "--extra 0: 1 to 1024");
+  expect_error(2, ranks + " --extra 3", "--extra 3: 8 experts and 3 copies do not divide over 2 ranks");
   expect_error(2, ranks + " --changes 0", "--changes 0");
   expect_error(2, ranks + " --calls 15", "--calls 15: 16 to 1000");
   expect_error(2, ranks + " --calls 40 --calls-ahead 20", "--calls 40: 48 to 1000");

@@ -9,12 +9,22 @@
 #include "drawn_layer.hpp"
 #include "gpu_job.hpp"
 #include "heddle/error.hpp"
+#include "heddle/plan.hpp"
 
 namespace heddle::tool {
 
 namespace {
 
 constexpr int most_tokens = 8192, most_calls = 1000;
+
+/// Every rank holds as many.
+void check_copies(const BalanceArguments& a) {
+  const int experts = a.layer.experts.value_or(find_preset(a.layer.preset).shape.experts);
+  const int extra = extra_of(a), ranks = *a.layer.ranks;
+  if ((experts + extra) % ranks == 0) return;
+  throw InputError(fmt::format("--extra {}: {} experts and {} copies do not divide over {} ranks, which hold as many each", extra,
+                               experts, extra, ranks));
+}
 
 void between(const char* flag, int value, int least, int most, const char* unit) {
   if (value < least || value > most) throw InputError(fmt::format("{} {}: {} to {} {}", flag, value, least, most, unit));
@@ -82,6 +92,7 @@ void check_arguments(const BalanceArguments& a) {
   if (a.staged) between("--staged", *a.staged, 1, 1024, "experts");
   check_usual_ways(a.layer, "heddle bench balance");
   check_drawn_layer(a.layer, "heddle bench balance");
+  check_copies(a);
 }
 
 int extra_of(const BalanceArguments& a) { return a.extra.value_or(4 * a.layer.ranks.value_or(1)); }

@@ -27,10 +27,6 @@ LayerOptions options_of(Way way, int tokens) {
 }
 
 ReplicaMap first_placement(const LayerShape& shape, int ranks, int extra) {
-  if ((shape.experts + extra) % ranks != 0) {
-    throw InputError(fmt::format("--extra {}: {} experts and {} copies do not divide over {} ranks, which hold as many each", extra,
-                                 shape.experts, extra, ranks));
-  }
   return balance_experts(std::vector<double>(static_cast<std::size_t>(shape.experts), 1.0), {ranks, extra, 1, {}});
 }
 
