@@ -135,6 +135,8 @@ void check_activations(const Case& wanted, const Activated& activated, unsigned 
   check_activated<SmallBlocks<kind, true>>(in, activated, seed);
   check_activated<LargeBlocks<kind, true>>(in, activated, seed + 1);
   if constexpr (has_medium_blocks(kind)) check_activated<MediumBlocks<kind, true>>(in, activated, seed + 2);
+  if constexpr (kind == WeightKind::bf16)
+    check_activated<BySlab<LargeBlocks<kind, true>>>(in, activated, seed + 3);  // the fused layer's
 }
 
 TEST(ActivatedSums, GroupsOf128) {
