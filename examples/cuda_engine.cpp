@@ -89,7 +89,7 @@ class Engine {
     for (const Model* model : models) {
       std::vector<LayerWeights> weights;
       for (int rank = 0; rank < ranks; ++rank) weights.push_back(LayerWeights::load(model->source, placement, rank));
-      weights.front().router = LayerRouter{model->router, {}, {}};
+      weights.front().router = LayerRouter{model->router, {}, {.topk = topk}};
       layers_.emplace_back(*workspace_, 0, plan.memory, weights, options);
       std::printf("a layer: %.1f MB of weights, %.1f MB of buffers\n", layers_.back().weight_bytes() / 1e6,
                   layers_.back().buffer_bytes() / 1e6);
