@@ -19,6 +19,10 @@ using Clock = std::chrono::steady_clock;
 /// Calls of one load that did not lead to a change before it is given up.
 constexpr std::size_t most_calls = 20'000;
 
+// Where the marks of a load's calls are, numbered from 0.
+std::size_t mark_before(std::size_t call) { return 2 * call; }
+std::size_t mark_behind(std::size_t call) { return 2 * call + 1; }
+
 LayerOptions options_of(Way way, int tokens) {
   LayerOptions options;
   options.way = way;
@@ -122,8 +126,8 @@ std::vector<BalanceCall> BalanceBed::calls_of_a_load(Marks& marks, int behind) {
 
 void BalanceBed::take_times(const Marks& marks, std::span<BalanceCall> calls) {
   for (std::size_t i = 0; i < calls.size(); ++i) {
-    calls[i].call_us = marks.between(2 * i, 2 * i + 1);
-    calls[i].between_us = marks.between(2 * i + 1, 2 * i + 2);
+    calls[i].call_us = marks.between(mark_before(i), mark_behind(i));
+    calls[i].between_us = marks.between(mark_behind(i), mark_before(i + 1));
   }
 }
 
@@ -197,7 +201,7 @@ void BalanceRun::load(BalanceBed& bed, Batch& batch, const BatchRouting& routing
       change.sent_bytes.push_back(static_cast<double>(now.bytes - sent[gpu].bytes));
       change.sent_seconds.push_back(now.seconds - sent[gpu].seconds);
     }
-    change.decision_to_switch_us = marks.between(2 * phases->decided + 1, 2 * phases->switched + 2);
+    change.decision_to_switch_us = marks.between(mark_behind(phases->decided), mark_before(phases->switched + 1));
   }
   line.update(phases ? balance_entry(calls, *phases, change) : balance_calls(calls));
   line.update({{"imbalance", layer.report().imbalance}, {"expected", layer.report().expected}});
