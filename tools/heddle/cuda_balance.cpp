@@ -159,10 +159,10 @@ RankRows BalanceRun::rows_of(const ReplicaMap& map, const BatchRouting& routing,
 }
 
 /// Slots have the same bits under every placement; two stages round by where experts live.
-std::string BalanceRun::wrong_outputs(BalanceBed& bed, Batch& batch, const RankOutputs& expected, int tokens, Way way) const {
+std::string BalanceRun::wrong_outputs(BalanceBed& bed, Batch& batch, const RankOutputs& expected, int tokens) const {
   const RankOutputs found = fresh_outputs(bed, batch, tokens);
   if (const auto bad = batch.bad_outputs(tokens); bad > 0) return fmt::format("{} were not written or are not finite", bad);
-  if (way != Way::low_latency && way != Way::mega) return {};
+  if (const Way way = bed.layer().layer(0).way(); way != Way::low_latency && way != Way::mega) return {};
   const std::size_t off = different(found, expected);
   return off == 0 ? "" : fmt::format("{} have other bits than before the change", off);
 }
@@ -206,7 +206,7 @@ void BalanceRun::load(BalanceBed& bed, Batch& batch, const BatchRouting& routing
   line.update(phases ? balance_entry(calls, *phases, change) : balance_calls(calls));
   line.update({{"imbalance", layer.report().imbalance}, {"expected", layer.report().expected}});
   print_line(balance_line(line));
-  if (const std::string what = wrong_outputs(bed, batch, expected, tokens, real_way(line["way"], "--way")); !what.empty()) {
+  if (const std::string what = wrong_outputs(bed, batch, expected, tokens); !what.empty()) {
     line["wrong"] = what;
     print_line(fmt::format("       wrong outputs: {}", what));
     ++wrong_;

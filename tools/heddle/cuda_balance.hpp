@@ -71,7 +71,7 @@ class BalanceRun {
   /// Of a call more.
   RankOutputs fresh_outputs(BalanceBed& bed, Batch& batch, int tokens) const;
   /// Of a call more; empty: they are as they were, as far as the way promises.
-  std::string wrong_outputs(BalanceBed& bed, Batch& batch, const RankOutputs& expected, int tokens, Way way) const;
+  std::string wrong_outputs(BalanceBed& bed, Batch& batch, const RankOutputs& expected, int tokens) const;
 
   const BalanceArguments& a_;
   const MegaArguments& layer_;
