@@ -16,7 +16,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Calls of one load that did not lead to a change before it is given up.
+/// Calls of one load before it is given up.
 constexpr std::size_t most_calls = 20'000;
 
 // Where the marks of a load's calls are, numbered from 0.
@@ -190,6 +190,12 @@ void BalanceRun::load(BalanceBed& bed, Batch& batch, const BatchRouting& routing
   std::vector<BalanceCall> calls = bed.calls_of_a_load(marks, a_.calls);
   lanes_.settle(give_up_);
   layer.throw_if_failed();
+  if (calls.size() >= most_calls) {
+    throw InputError(
+        fmt::format("load {}: the placement has not come to rest in {} calls; --copy-mb {}, of weights sent between two calls, and "
+                    "--calls {}, between looks, could be more",
+                    line["load"].get<int>(), calls.size(), a_.copy_mb, a_.calls));
+  }
   BalanceBed::take_times(marks, calls);
 
   const auto phases = phases_of(calls);

@@ -28,8 +28,8 @@ class BalanceBed {
   /// Queues a call on all GPUs, and what follows it.
   void call();
   /// Calls until the placement has changed, `behind` more have passed and another look has found nothing to change; or until two
-  /// looks have not led to a change. Ends where a look begins to count. `marks`: before and behind each call. Times follow by
-  /// take_times.
+  /// looks have not led to a change, or 20,000 have passed. Ends where a look begins to count. `marks`: before and behind each
+  /// call. Times follow by take_times.
   std::vector<BalanceCall> calls_of_a_load(Marks& marks, int behind);
   /// Once the GPUs are at rest.
   static void take_times(const Marks& marks, std::span<BalanceCall> calls);
