@@ -86,6 +86,14 @@ TEST(BalanceReport, CopiesThatTookNoTimeHaveNoRate) {
   EXPECT_NE(balance_line(entry).find(" - "), std::string::npos) << balance_line(entry);
 }
 
+TEST(BalanceReport, AChangeThatBeginsWithTheFirstCallHasNothingBetweenCallsBeforeIt) {
+  const std::vector<BalanceCall> calls{call(12, 1, true, 0), call(14, 2, false, 1), call(11, 1, false, 1)};
+  const auto entry = balance_entry(calls, *phases_of(calls), {});
+  EXPECT_EQ(entry["before"]["calls"], 1);
+  EXPECT_TRUE(entry["before"]["between"]["least_us"].is_null());
+  EXPECT_TRUE(entry["before"]["between"]["samples_us"].empty());
+}
+
 TEST(BalanceReport, SaysThatNothingChanged) {
   auto entry = balance_calls(std::vector<BalanceCall>(3, call(10, 1, false, 0)));
   EXPECT_EQ(entry["changed"], false);

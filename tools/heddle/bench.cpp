@@ -20,9 +20,7 @@ void add_bench_step(CLI::App& bench, int& status) {
   auto* command = bench.add_subcommand("step", "layers one after the other, with gaps for attention: what a step takes, by way");
   add_step_flags(*command, *a);
   command->callback([a, &status] {
-    const auto save = [&](const nlohmann::ordered_json& json) {
-      if (!a->json.empty()) write_json(a->json, json);
-    };
+    const SaveJson save = saved_at(a->json);
     save(measure_step(*a, save, status));
   });
 }
@@ -34,9 +32,7 @@ void add_bench_balance(CLI::App& bench, int& status) {
       "a layer whose placement follows uneven load, on GPUs: calls before, during and after a change, and what it takes");
   add_balance_flags(*command, *a);
   command->callback([a, &status] {
-    const auto save = [&](const nlohmann::ordered_json& json) {
-      if (!a->json.empty()) write_json(a->json, json);
-    };
+    const SaveJson save = saved_at(a->json);
     save(measure_balance(*a, save, status));
   });
 }
@@ -45,10 +41,7 @@ void add_bench_recovery(CLI::App& bench) {
   auto a = std::make_shared<RecoveryArguments>();
   auto* command = bench.add_subcommand("recovery", "ranks are killed and replaced: what an interruption takes, part by part");
   add_recovery_flags(*command, *a);
-  command->callback([a] {
-    const nlohmann::ordered_json json = measure_recovery(*a);
-    if (!a->json.empty()) write_json(a->json, json);
-  });
+  command->callback([a] { saved_at(a->json)(measure_recovery(*a)); });
 }
 
 }  // namespace

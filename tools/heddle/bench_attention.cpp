@@ -1,7 +1,5 @@
 #include "bench_attention.hpp"
 
-#include <algorithm>
-
 #include "bench_kernels.hpp"
 #include "group/cuda_driver.hpp"
 
@@ -16,15 +14,11 @@ constexpr int ctas_an_sm = 4, kernels_a_replay = 10;
 AttentionStandIn::AttentionStandIn(Lanes& lanes, int microseconds, const std::function<void()>& give_up)
     : lanes_(lanes), microseconds_(microseconds) {
   for (std::size_t gpu = 0; gpu < lanes.gpus(); ++gpu) sinks_.push_back(std::make_unique<Block>(lanes.device(gpu), sizeof(float)));
-  // From two lengths, so that the launch does not count; the longer one comes first, for the clocks to rise.
-  constexpr std::uint64_t few = 1000, many = 5000;
-  const double of_many = median(alone(many, 10, give_up)), of_few = median(alone(few, 10, give_up));
-  const double a_step = std::max(1e-6, (of_many - of_few) / static_cast<double>(many - few));
-  steps_ = static_cast<std::uint64_t>(std::max(1.0, microseconds / a_step));
-  samples_ = alone(steps_, 10, give_up);
+  steps_ = steps_that_last(microseconds, [&](std::uint64_t steps) { return median(alone(steps, give_up)); });
+  samples_ = alone(steps_, give_up);
 }
 
-std::vector<double> AttentionStandIn::alone(std::uint64_t steps, int replays, const std::function<void()>& give_up) {
+std::vector<double> AttentionStandIn::alone(std::uint64_t steps, const std::function<void()>& give_up) {
   steps_ = steps;
   Replay replay(lanes_, [&] {
     for (std::size_t gpu = 0; gpu < lanes_.gpus(); ++gpu) {
@@ -32,7 +26,7 @@ std::vector<double> AttentionStandIn::alone(std::uint64_t steps, int replays, co
     }
   });
   std::vector<double> samples = replay.run(
-      replays, [] {}, give_up);
+      10, [] {}, give_up);
   for (double& sample : samples) sample /= kernels_a_replay;
   return samples;
 }

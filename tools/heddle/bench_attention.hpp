@@ -26,7 +26,7 @@ class AttentionStandIn {
   nlohmann::ordered_json json() const;
 
  private:
-  std::vector<double> alone(std::uint64_t steps, int replays, const std::function<void()>& give_up);
+  std::vector<double> alone(std::uint64_t steps, const std::function<void()>& give_up);
 
   Lanes& lanes_;
   int microseconds_;

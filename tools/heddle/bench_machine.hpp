@@ -52,9 +52,7 @@ nlohmann::ordered_json run_and_save(Run& run, const Lanes& lanes, const SaveJson
 /// Likewise, to `path` (nowhere if empty).
 template <class Run>
 nlohmann::ordered_json run_and_save(Run& run, const Lanes& lanes, const std::string& path) {
-  return run_and_save(run, lanes, SaveJson([&](const nlohmann::ordered_json& object) {
-                        if (!path.empty()) write_json(path, object);
-                      }));
+  return run_and_save(run, lanes, saved_at(path));
 }
 
 }  // namespace heddle::tool

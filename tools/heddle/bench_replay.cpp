@@ -220,6 +220,13 @@ std::vector<double> Replay::run(int replays, const std::function<void()>& check_
   return samples;
 }
 
+std::uint64_t steps_that_last(double microseconds, const std::function<double(std::uint64_t)>& time) {
+  constexpr std::uint64_t few = 1000, many = 5000;
+  const double of_many = time(many), of_few = time(few);  // the longer one first, for the clocks to rise
+  const double a_step = std::max(1e-6, (of_many - of_few) / static_cast<double>(many - few));
+  return static_cast<std::uint64_t>(std::max(1.0, microseconds / a_step));
+}
+
 namespace {
 
 /// Around all that is queued on both streams of every GPU between begin and end.

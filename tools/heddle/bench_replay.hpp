@@ -137,6 +137,9 @@ class Replay {
   LaneEvents begins_, ends_, forks_, joins_;
 };
 
+/// How many steps of some work last so long, by what two numbers of them take (`time`, microseconds): the launch does not count.
+std::uint64_t steps_that_last(double microseconds, const std::function<double(std::uint64_t steps)>& time);
+
 /// Microseconds on the slowest GPU of what `work` queues on the lanes' streams, first and second ones, queued anew each time: for
 /// calls in which the host waits, which no graph can hold. Its waiting is part of the time. The first rounds only warm up. `check`
 /// and `give_up` as Replay's.

@@ -33,16 +33,12 @@ class OtherWork {
     for (const int device : lanes.devices()) sinks_.push_back(std::make_unique<Block>(device, sizeof(float)));
   }
 
-  /// Finds how many steps take so long, from two lengths, so that the launch does not count.
   void last(double microseconds) {
-    const auto time = [&](std::uint64_t steps) {
+    steps_ = steps_that_last(microseconds, [&](std::uint64_t steps) {
       steps_ = steps;
       return time_trips(
           lanes_, 10, 5, [&](std::size_t gpu) { here(gpu); }, nothing_to_check);
-    };
-    constexpr std::uint64_t few = 1000, many = 5000;
-    const double a_step = std::max(1e-6, (time(many) - time(few)) / static_cast<double>(many - few));
-    steps_ = static_cast<std::uint64_t>(std::max(1.0, microseconds / a_step));
+    });
   }
   void here(std::size_t gpu) { launch_work(ctas_, steps_, sinks_[gpu]->as<float>(), lanes_.stream(gpu)); }
   void fork(std::size_t gpu) {

@@ -16,8 +16,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Calls of one load that did not lead to a change before it is given up.
+/// Calls of one load before it is given up.
 constexpr std::size_t most_calls = 20'000;
+
+// Where the marks of a load's calls are, numbered from 0.
+std::size_t mark_before(std::size_t call) { return 2 * call; }
+std::size_t mark_behind(std::size_t call) { return 2 * call + 1; }
 
 LayerOptions options_of(Way way, int tokens) {
   LayerOptions options;
@@ -122,8 +126,8 @@ std::vector<BalanceCall> BalanceBed::calls_of_a_load(Marks& marks, int behind) {
 
 void BalanceBed::take_times(const Marks& marks, std::span<BalanceCall> calls) {
   for (std::size_t i = 0; i < calls.size(); ++i) {
-    calls[i].call_us = marks.between(2 * i, 2 * i + 1);
-    calls[i].between_us = marks.between(2 * i + 1, 2 * i + 2);
+    calls[i].call_us = marks.between(mark_before(i), mark_behind(i));
+    calls[i].between_us = marks.between(mark_behind(i), mark_before(i + 1));
   }
 }
 
@@ -155,10 +159,10 @@ RankRows BalanceRun::rows_of(const ReplicaMap& map, const BatchRouting& routing,
 }
 
 /// Slots have the same bits under every placement; two stages round by where experts live.
-std::string BalanceRun::wrong_outputs(BalanceBed& bed, Batch& batch, const RankOutputs& expected, int tokens, Way way) const {
+std::string BalanceRun::wrong_outputs(BalanceBed& bed, Batch& batch, const RankOutputs& expected, int tokens) const {
   const RankOutputs found = fresh_outputs(bed, batch, tokens);
   if (const auto bad = batch.bad_outputs(tokens); bad > 0) return fmt::format("{} were not written or are not finite", bad);
-  if (way != Way::low_latency && way != Way::mega) return {};
+  if (const Way way = bed.layer().layer(0).way(); way != Way::low_latency && way != Way::mega) return {};
   const std::size_t off = different(found, expected);
   return off == 0 ? "" : fmt::format("{} have other bits than before the change", off);
 }
@@ -186,6 +190,12 @@ void BalanceRun::load(BalanceBed& bed, Batch& batch, const BatchRouting& routing
   std::vector<BalanceCall> calls = bed.calls_of_a_load(marks, a_.calls);
   lanes_.settle(give_up_);
   layer.throw_if_failed();
+  if (calls.size() >= most_calls) {
+    throw InputError(
+        fmt::format("load {}: the placement has not come to rest in {} calls; --copy-mb {}, of weights sent between two calls, and "
+                    "--calls {}, between looks, could be more",
+                    line["load"].get<int>(), calls.size(), a_.copy_mb, a_.calls));
+  }
   BalanceBed::take_times(marks, calls);
 
   const auto phases = phases_of(calls);
@@ -197,12 +207,12 @@ void BalanceRun::load(BalanceBed& bed, Batch& batch, const BatchRouting& routing
       change.sent_bytes.push_back(static_cast<double>(now.bytes - sent[gpu].bytes));
       change.sent_seconds.push_back(now.seconds - sent[gpu].seconds);
     }
-    change.decision_to_switch_us = marks.between(2 * phases->decided + 1, 2 * phases->switched + 2);
+    change.decision_to_switch_us = marks.between(mark_behind(phases->decided), mark_before(phases->switched + 1));
   }
   line.update(phases ? balance_entry(calls, *phases, change) : balance_calls(calls));
   line.update({{"imbalance", layer.report().imbalance}, {"expected", layer.report().expected}});
   print_line(balance_line(line));
-  if (const std::string what = wrong_outputs(bed, batch, expected, tokens, real_way(line["way"], "--way")); !what.empty()) {
+  if (const std::string what = wrong_outputs(bed, batch, expected, tokens); !what.empty()) {
     line["wrong"] = what;
     print_line(fmt::format("       wrong outputs: {}", what));
     ++wrong_;

@@ -28,8 +28,8 @@ class BalanceBed {
   /// Queues a call on all GPUs, and what follows it.
   void call();
   /// Calls until the placement has changed, `behind` more have passed and another look has found nothing to change; or until two
-  /// looks have not led to a change. Ends where a look begins to count. `marks`: before and behind each call. Times follow by
-  /// take_times.
+  /// looks have not led to a change, or 20,000 have passed. Ends where a look begins to count. `marks`: before and behind each
+  /// call. Times follow by take_times.
   std::vector<BalanceCall> calls_of_a_load(Marks& marks, int behind);
   /// Once the GPUs are at rest.
   static void take_times(const Marks& marks, std::span<BalanceCall> calls);
@@ -71,7 +71,7 @@ class BalanceRun {
   /// Of a call more.
   RankOutputs fresh_outputs(BalanceBed& bed, Batch& batch, int tokens) const;
   /// Of a call more; empty: they are as they were, as far as the way promises.
-  std::string wrong_outputs(BalanceBed& bed, Batch& batch, const RankOutputs& expected, int tokens, Way way) const;
+  std::string wrong_outputs(BalanceBed& bed, Batch& batch, const RankOutputs& expected, int tokens) const;
 
   const BalanceArguments& a_;
   const MegaArguments& layer_;

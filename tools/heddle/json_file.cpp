@@ -14,4 +14,10 @@ void write_json(const std::string& path, const nlohmann::ordered_json& object) {
   file.publish();
 }
 
+SaveJson saved_at(const std::string& path) {
+  return [path](const nlohmann::ordered_json& object) {
+    if (!path.empty()) write_json(path, object);
+  };
+}
+
 }  // namespace heddle::tool

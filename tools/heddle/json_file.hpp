@@ -13,5 +13,7 @@ void write_json(const std::string& path, const nlohmann::ordered_json& object);
 
 /// Keeps what a measurement has so far, each time in place of the last.
 using SaveJson = std::function<void(const nlohmann::ordered_json&)>;
+/// By write_json; nowhere if `path` is empty.
+SaveJson saved_at(const std::string& path);
 
 }  // namespace heddle::tool

@@ -57,6 +57,7 @@ double median(std::vector<double> values) {
 }
 
 Json summary(const std::vector<double>& samples) {
+  if (samples.empty()) return {{"median_us", nullptr}, {"least_us", nullptr}, {"most_us", nullptr}, {"samples_us", samples}};
   return {{"median_us", median(samples)},
           {"least_us", *std::min_element(samples.begin(), samples.end())},
           {"most_us", *std::max_element(samples.begin(), samples.end())},

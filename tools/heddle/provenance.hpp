@@ -24,7 +24,7 @@ nlohmann::ordered_json layer_json(const LayerShape& shape, WeightKind kind);
 
 /// The middle of some numbers; 0 of none.
 double median(std::vector<double> values);
-/// median_us, least_us, most_us and samples_us of samples in microseconds.
+/// median_us, least_us, most_us (null of none) and samples_us of samples in microseconds.
 nlohmann::ordered_json summary(const std::vector<double>& samples);
 /// "1 layer", "8 layers".
 std::string count_of(std::int64_t n, const char* what);
