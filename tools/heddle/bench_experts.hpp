@@ -17,7 +17,7 @@ struct ExpertsArguments {
   std::vector<std::string> shapes{"v4_flash", "v3"};
   std::vector<std::string> weights{"fp8_block", "mxfp4", "bf16", "nvfp4", "mxfp8"};
   std::vector<std::string> products{"gemm1", "fused", "gemm2"};
-  std::vector<std::string> blocks{"small", "large"};
+  std::vector<std::string> blocks{"small", "medium", "large"};  ///< those that the kind has
   std::vector<std::string> peers{"cublaslt", "cutlass"};
   std::vector<int> rows{1, 4, 12, 24, 48, 96, 192, 1536};
   std::vector<int> touched;  ///< experts with rows; empty: all
