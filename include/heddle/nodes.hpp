@@ -30,8 +30,12 @@ class NodeLink {
   virtual std::optional<NodeMessage> take(int peer, int tag) = 0;
   /// The next message of that tag from whoever sent one.
   virtual std::optional<NodeMessage> take_any(int tag) = 0;
-  /// Has all that was posted left? A transport may need to be asked until it has.
+  /// Has all that was posted left, as far as the transport says? It may need to be asked until it has.
   virtual bool idle() = 0;
+  /// Gives the transport time to move messages, also those that have left as far as it says. Whoever waits for something else,
+  /// such as a word in shared memory, calls it meanwhile. Throws nothing: what is wrong the other calls say. Does nothing where
+  /// messages move by themselves.
+  virtual void progress() {}
   /// After a rank was lost, to which messages never leave: idle() is from now on about what is posted later. Does nothing where a
   /// link's messages leave without their receivers.
   virtual void abandon() {}

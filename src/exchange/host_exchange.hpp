@@ -80,6 +80,9 @@ class HostRank {
   void run(CallPart part, const Half& half);
   /// The same of n tasks, each on a thread of its own, the first on this one. Before: nobody is in a barrier of this rank.
   void run_side_by_side(std::size_t n, const std::function<bool(std::size_t)>& task);
+  /// From now on the first worker has a link make progress while it waits. It does for as long as any worker waits for another
+  /// rank, since who has heard one meets the team (hear_each).
+  void drive(NodeLink& link) { team_.link = &link; }
   /// Checks the input before anything is written. What all ranks see alike is thrown alike; what only
   /// this rank sees also ends the others' waits.
   void accept(const ExchangeInput& input, const Step& step);

@@ -34,7 +34,7 @@ void HostGroup::meet(Counter counter, Word value, const std::string& what, std::
   std::atomic_ref<Word>(part(rank()).*counter).store(value, std::memory_order_release);
   for (int peer = 0; peer < ranks(); ++peer) ring(part(peer).header);
   const auto since = std::chrono::steady_clock::now();
-  const Doorbell bell(part(rank()).header);
+  const Doorbell bell(part(rank()).header, link_);
   for (int peer = 0; peer < ranks();) {
     const std::uint32_t rung = bell.read();
     const Word seen = std::atomic_ref<Word>(part(peer).*counter).load(std::memory_order_acquire);

@@ -39,6 +39,8 @@ class HostGroup final : public Group {
   Store& store() override { return store_; }
   void abandon_heap(const HeapMapping& heap) override;
   void answer_door() override;
+  /// The link of the group over nodes that this one is part of: it makes progress while this rank waits for others.
+  void drive(NodeLink& link) { link_ = &link; }
 
  private:
   using Counter = Word RankControl::*;
@@ -58,6 +60,7 @@ class HostGroup final : public Group {
   std::vector<bool> live_;
   Word barriers_ = 0;
   std::size_t next_offset_;
+  NodeLink* link_ = nullptr;
 };
 
 /// join_process_group and rejoin_process_group, as what they are.

@@ -48,9 +48,10 @@ NodeGroup::NodeGroup(std::unique_ptr<HostGroup> inside, std::shared_ptr<NodeLink
       link_(std::move(link)),
       node_(node),
       nodes_(nodes),
-      store_(std::move(store)),
       live_(static_cast<std::size_t>(ranks()), true) {
   check_group_size(rank(), ranks());
+  inside_->drive(link_);
+  if (store) store_.emplace(std::move(store), link_);
 }
 
 std::optional<int> NodeGroup::speaker(int node) const { return counterpart(live_, inside_->ranks(), node, inside_->rank()); }

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "group/driving_store.hpp"
 #include "group/era_link.hpp"
 #include "group/host_group.hpp"
 #include "heddle/nodes.hpp"
@@ -50,7 +52,7 @@ class NodeGroup final : public Group {
   mutable EraLink link_;
   int node_;
   int nodes_;
-  std::shared_ptr<Store> store_;
+  std::optional<DrivingStore> store_;
   std::vector<bool> live_;
 };
 

@@ -9,6 +9,8 @@
 #include <climits>
 #include <ctime>
 
+#include "heddle/nodes.hpp"
+
 namespace heddle {
 
 // Sequential consistency on doorbell and sleepers: either the ringer sees the sleeper, or the
@@ -20,14 +22,18 @@ void ring(HeapHeader& part) {
   }
 }
 
-Doorbell::Doorbell(HeapHeader& part) : part_(part) { std::atomic_ref<std::uint32_t>(part_.sleepers).fetch_add(1); }
+Doorbell::Doorbell(HeapHeader& part, NodeLink* link) : part_(part), link_(link) {
+  std::atomic_ref<std::uint32_t>(part_.sleepers).fetch_add(1);
+}
 Doorbell::~Doorbell() { std::atomic_ref<std::uint32_t>(part_.sleepers).fetch_sub(1); }
 
 std::uint32_t Doorbell::read() const { return std::atomic_ref<std::uint32_t>(part_.doorbell).load(); }
 
 void Doorbell::sleep(std::uint32_t seen, std::chrono::nanoseconds longest) const {
-  // A slice bounds the wait even where a killed process left the counts wrong.
-  const auto slice = std::clamp<std::chrono::nanoseconds>(longest, std::chrono::microseconds(1), std::chrono::milliseconds(50));
+  if (link_ != nullptr) link_->progress();
+  // A slice bounds the wait even where a killed process left the counts wrong. No message of a link rings.
+  const std::chrono::milliseconds most(link_ != nullptr ? 1 : 50);
+  const auto slice = std::clamp<std::chrono::nanoseconds>(longest, std::chrono::microseconds(1), most);
   timespec timeout{};
   timeout.tv_nsec = static_cast<long>(slice.count());
   syscall(SYS_futex, &part_.doorbell, FUTEX_WAIT, seen, &timeout, nullptr, 0);

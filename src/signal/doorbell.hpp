@@ -10,13 +10,16 @@
 
 namespace heddle {
 
+class NodeLink;
+
 /// After a store that somebody may wait for.
 void ring(HeapHeader& part);
 
 /// Announces a waiter. Read the doorbell, look at the word, then sleep with what was read.
 class Doorbell {
  public:
-  explicit Doorbell(HeapHeader& part);
+  /// `link`: where there is one, it makes progress before each sleep, and sleeps are short.
+  explicit Doorbell(HeapHeader& part, NodeLink* link = nullptr);
   ~Doorbell();
   Doorbell(const Doorbell&) = delete;
   Doorbell& operator=(const Doorbell&) = delete;
@@ -26,6 +29,7 @@ class Doorbell {
 
  private:
   HeapHeader& part_;
+  NodeLink* link_;
 };
 
 }  // namespace heddle

@@ -122,7 +122,7 @@ bool HostWorker::wait(const Word* word, const WordName& name, std::uint64_t expe
     if (arrived(atomic.load(std::memory_order_acquire))) return true;
   }
   auto since = Clock::now();
-  const Doorbell bell(*team_.heap.mine<HeapHeader>(0));
+  const Doorbell bell = doorbell();
   auto last = moved(bell.read());
   std::optional<trace::Recorded> waiting;
   for (;;) {
@@ -185,7 +185,7 @@ HostWorker::Patience HostWorker::look() {
 bool HostWorker::rest(Patience& patience, const WordName& name, Word expected, Word seen) {
   verb();
   if (aborted()) return false;
-  const Doorbell bell(*team_.heap.mine<HeapHeader>(0));
+  const Doorbell bell = doorbell();
   if (bell.read() == patience.rung) {
     const auto left = team_.deadline - (Clock::now() - patience.since);
     if (left <= std::chrono::nanoseconds(0)) {

@@ -26,6 +26,7 @@ struct HostTeam {
   int spins = 0;                                       ///< looks at a word before sleeping
   const std::function<void()>* before_verb = nullptr;  ///< tests inject delays here
   mutable std::uint64_t progress = 0;                  ///< counts what note_progress() told
+  NodeLink* link = nullptr;                            ///< the first worker's, which has it make progress while it waits
 };
 
 /// Before the workers of a rank start a half: none of them is inside a barrier, and their number may
@@ -171,6 +172,7 @@ class HostWorker : public OneLane<HostWorker> {
   bool wait(const Word* word, const WordName& name, std::uint64_t expected, std::chrono::nanoseconds longest, Arrived arrived) {
     return wait(word, name, expected, longest, arrived, [](std::uint32_t) { return 0; });
   }
+  Doorbell doorbell() const { return Doorbell(*team_.heap.mine<HeapHeader>(0), index_ == 0 ? team_.link : nullptr); }
   std::uint64_t progress() const { return std::atomic_ref<std::uint64_t>(team_.progress).load(std::memory_order_relaxed); }
   void start_sum(int hidden);
   void add_to_sum(const SumTerm& term, const SumFormat& format);

@@ -43,6 +43,7 @@ class NodesExchange final : public ElasticExchange {
         nodes_{layout_, workspace.group().nodes(), mode_for(options.mode, workspace.group())},
         mail_(*workspace.group().link(), nodes_, workspace.view(), workspace.live()) {
     check_live(options.placement, workspace.live());
+    drive(*workspace.group().link());
     const std::size_t most = std::max(nodes_.most_out_bytes(), nodes_.most_back_bytes());
     if (most > workspace.group().link()->most_bytes()) {
       throw InputError(fmt::format("a message between nodes would have up to {} bytes, {} are possible; take a smaller cap than {}",
