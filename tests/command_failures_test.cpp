@@ -32,6 +32,9 @@ TEST_F(CommandFailures, BadArgumentsEndInOneLine) {
   expect_error(2, without(" --preset mixtral-8x7b"), "--preset");
   const auto also = [&](const std::string& more, const std::string& part) { expect_error(2, run_good + " " + more, part); };
   also("--layer nowhere", "either");
+  also("--rank 2", "not expected: --rank 2; did you mean --ranks?");
+  also("--teapot 2", "not expected: --teapot 2 (see heddle run --help)");
+  expect_error(2, "bench", "see heddle bench --help");
   also("--cap 2", "3");
   also("--workers 0", "0 workers");
   also("--group 64", "128 or 32");

@@ -129,7 +129,8 @@ TEST_F(ReportCommand, OneLineForWhatIsWrong) {
   const std::string out = " --python " + python_ + " --out " + file("r");
   std::ofstream(file("a.json")) << "{}";
   expect_error(2, "report " + file("a.json") + out, "a.json");
-  expect_error(2, "report " + file("missing.json") + out, "missing.json");
+  expect_error(2, "report " + file("missing.json") + out, "there is no file");
+  expect_error(2, "report " + file("missing.json") + " --out " + file("r") + " --python no-such-python", "missing.json");
   std::ofstream(file("damaged.json")) << R"({"benchmark": "all", "engine": "host", "machine": {}, "measurements": [1]})";
   expect_error(2, "report " + file("damaged.json") + out, "damaged");
   auto json = json_of(measured);

@@ -8,8 +8,10 @@
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <numeric>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bench.hpp"
@@ -35,6 +37,38 @@ std::string command_names(const CLI::App& app) {
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
+/// Changes of a letter that make one word of the other: put in, left out, or another.
+std::size_t distance(const std::string& from, const std::string& to) {
+  std::vector<std::size_t> row(to.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    std::size_t before = std::exchange(row[0], i + 1);
+    for (std::size_t j = 0; j < to.size(); ++j) {
+      const std::size_t same = before + (from[i] == to[j] ? 0 : 1);
+      before = std::exchange(row[j + 1], std::min({same, row[j] + 1, row[j + 1] + 1}));
+    }
+  }
+  return row.back();
+}
+
+/// The option that a misspelt one is nearest to, as a question; empty where none is near.
+std::string suggestion(const CLI::App& command, const std::string& given) {
+  std::string nearest;
+  std::size_t least = 3;
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string name = option->get_name();
+    const std::size_t apart = distance(given, name);
+    if (apart < least) least = apart, nearest = name;
+  }
+  return nearest.empty() ? nearest : fmt::format("; did you mean {}?", nearest);
+}
+
+/// The command that the line ends in: of `bench exchange` the second.
+const CLI::App& last_of(const CLI::App& command) {
+  const auto used = command.get_subcommands();
+  return used.empty() ? command : last_of(*used.front());
+}
+
 int run(CLI::App& app, int argc, char** argv, const int& status) {
   try {
     app.parse(argc, argv);
@@ -43,7 +77,10 @@ int run(CLI::App& app, int argc, char** argv, const int& status) {
     return app.exit(wanted);
   } catch (const CLI::ParseError& error) {
     if (const auto used = app.get_subcommands(); !used.empty()) {
-      return report(ErrorKind::input, fmt::format("{} (see heddle {} --help)", error.what(), used.front()->get_name()));
+      std::string what = error.what();
+      if (const std::vector<std::string> extras = app.remaining(true); !extras.empty())
+        what = fmt::format("not expected: {}{}", fmt::join(extras, " "), suggestion(last_of(*used.front()), extras.front()));
+      return report(ErrorKind::input, fmt::format("{} (see heddle {} --help)", what, used.front()->get_name()));
     }
     const std::string given = argc > 1 ? fmt::format("unknown command '{}'", argv[1]) : std::string("no command");
     return report(ErrorKind::input, fmt::format("{}; known are {} (see heddle --help)", given, command_names(app)));

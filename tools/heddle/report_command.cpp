@@ -61,10 +61,13 @@ void add_report(CLI::App& app, int& status) {
   auto a = std::make_shared<ReportArguments>();
   auto* command =
       app.add_subcommand("report", "a page and figures from files of heddle bench all; of two files what became slower");
-  command->add_option("files", a->files, "one file, or two to compare")->required()->expected(1, 2);
+  command->add_option("files", a->files, "one file, or two to compare")->required()->expected(1, 2)->type_name("FILE ...");
   command->add_option("--out", a->out, "folder for report.html and figures/ (SVG, PNG)")->required();
   command->add_option("--python", a->python, "a Python 3 that has Matplotlib")->capture_default_str();
   command->callback([a, &status] {
+    for (const std::string& file : a->files) {  // before anything can be wrong with Python
+      if (std::error_code ignored; !fs::is_regular_file(file, ignored)) throw InputError(fmt::format("there is no file {}", file));
+    }
     std::vector<std::string> words{a->python, "-B", program_folder().string()};
     words.insert(words.end(), a->files.begin(), a->files.end());
     words.insert(words.end(), {"--out", a->out});
