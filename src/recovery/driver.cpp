@@ -15,7 +15,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 /// Roll calls of a step, in a row, that lose and bring back nobody, before a fault is taken for one that another one does not mend.
-constexpr int most_idle_roll_calls = 8;
+constexpr std::uint32_t most_idle_roll_calls = 8;
 
 /// A rank that came back in vain waits a deadline before it tries again, then twice as long each time, up to so many.
 constexpr int most_deadlines_apart = 8;
@@ -146,16 +146,17 @@ void RecoveryDriver::recover(Trouble trouble) {
   do {
     is_built_ = false;
     const auto begin = Clock::now();
-    const std::vector<bool> before = members().live;
+    const Members before = members();
     agreement_.call();
     engine_.interrupt();
-    if (idle_roll_calls_ == most_idle_roll_calls) {
+    if (idle_roll_calls_ >= most_idle_roll_calls) {
       throw Error(ErrorKind::fault, fmt::format("recovery: {} roll calls in a row lost no rank, and each time the step or what the "
                                                 "mask needs failed again; the last time: {}",
-                                                idle_roll_calls_, trouble.reason));
+                                                most_idle_roll_calls, trouble.reason));
     }
     agreement_.settle(trouble.suspects, patience());
-    idle_roll_calls_ = members().live == before ? idle_roll_calls_ + 1 : 0;
+    // By generation: a rank may have gone through two at once, and all shall give up at the same one.
+    idle_roll_calls_ = members().live == before.live ? idle_roll_calls_ + (members().generation - before.generation) : 0;
     interruption.agree += seconds(begin, Clock::now());
     interruption.roll_calls += 1;
   } while (!rebuild(interruption, trouble));

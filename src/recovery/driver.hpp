@@ -46,8 +46,8 @@ class RecoveryDriver {
   Engine engine_;
   Agreement agreement_;
   bool is_built_ = false;
-  int idle_roll_calls_ = 0;  ///< in a row, of this step: they have lost and brought back nobody
-  int vain_returns_ = 0;     ///< how often this rank came back since it last ended a step
+  std::uint32_t idle_roll_calls_ = 0;  ///< in a row, of this step: they have lost and brought back nobody
+  int vain_returns_ = 0;               ///< how often this rank came back since it last ended a step
   std::vector<Interruption> interruptions_;
 };
 
