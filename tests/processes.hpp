@@ -70,7 +70,7 @@ inline std::size_t files_left() {
   for (const char* folder : {"/dev/shm", "/tmp", "."}) {
     for (auto i = std::filesystem::directory_iterator(folder, ignored); i != std::filesystem::directory_iterator(); ++i) {
       const std::string name = i->path().filename().string();
-      // Folders of tests that run at the same time are called heddle-something.
+      // What tests that run at the same time make is called heddle-something.
       files += name.find("heddle") != std::string::npos && name.find("heddle-") == std::string::npos ? 1 : 0;
     }
   }

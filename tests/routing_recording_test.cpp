@@ -34,7 +34,7 @@ class RecordingFiles : public testing::Test {
     return (folder_ / name).string();
   }
 
-  std::filesystem::path folder_ = std::filesystem::temp_directory_path() / ("heddle_recording_" + std::to_string(getpid()));
+  std::filesystem::path folder_ = std::filesystem::temp_directory_path() / ("heddle-recording-" + std::to_string(getpid()));
 };
 
 /// A .npy file of version 1 with any header text.

@@ -279,7 +279,7 @@ TEST(Counts, OfTheExcerptDriveTheDraw) {
 }
 
 TEST(Counts, DamagedTables) {
-  const auto path = std::filesystem::temp_directory_path() / ("heddle_counts_" + std::to_string(getpid()) + ".csv");
+  const auto path = std::filesystem::temp_directory_path() / ("heddle-counts-" + std::to_string(getpid()) + ".csv");
   const auto message = [&](const std::string& text) -> std::string {
     std::ofstream(path) << text;
     try {

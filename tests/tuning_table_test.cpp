@@ -125,7 +125,7 @@ TEST(TuningTable, JsonThereAndBack) {
   EXPECT_DOUBLE_EQ(*back.entries()[1].us(Way::one_sided, 8), 1.0 / 3.0);
 
   const std::filesystem::path file =
-      std::filesystem::temp_directory_path() / ("heddle_tuning_" + std::to_string(getpid()) + ".json");
+      std::filesystem::temp_directory_path() / ("heddle-tuning-" + std::to_string(getpid()) + ".json");
   table.write(file.string());
   EXPECT_EQ(TuningTable::read(file.string()).fingerprint(), table.fingerprint());
   std::filesystem::remove(file);

@@ -59,7 +59,7 @@ class BenchCommand : public testing::Test {
   }
 
  private:
-  const std::filesystem::path file_ = std::filesystem::temp_directory_path() / fmt::format("heddle_bench_{}.json", getpid());
+  const std::filesystem::path file_ = std::filesystem::temp_directory_path() / fmt::format("heddle-bench-{}.json", getpid());
 };
 
 }  // namespace heddle

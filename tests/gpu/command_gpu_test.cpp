@@ -31,7 +31,7 @@ class CommandGpu : public testing::Test {
     for (const char* name : {"json", "out"}) fs::remove(file(name));
   }
   static std::string file(const char* name) {
-    return (fs::temp_directory_path() / fmt::format("heddle_command_gpu_test.{}.{}", getpid(), name)).string();
+    return (fs::temp_directory_path() / fmt::format("heddle-command-gpu-test.{}.{}", getpid(), name)).string();
   }
   static std::string on_gpus(int ranks) {
     return fmt::format(" --engine cuda --ranks {} --gpus {}", ranks, std::min({gpus_here(), 2, ranks}));
