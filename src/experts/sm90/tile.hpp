@@ -141,11 +141,13 @@ struct TileShape {
   static constexpr int stage_bytes_of_rows = row_stage_bytes + scales_a_stage * 4 + 16;
   static constexpr int other_bytes =
       row_stages * stage_bytes_of_rows + most_tokens * (activated_token_bytes + 8) + row_factor_bytes + 16 + 1024;
-  /// What is left goes to weights, whose stream must never stop. Beside `bytes` that somebody else wants of the CTA's memory.
-  static constexpr int weight_stages_beside(int bytes) {
-    const int fit = (most_shared_bytes - other_bytes - bytes) / (weight_stage_bytes + 16);
+  /// What is left goes to weights, whose stream must never stop: stages of `stage_bytes`. Beside `bytes` that somebody else wants
+  /// of the CTA's memory.
+  static constexpr int stages_beside(int bytes, int stage_bytes) {
+    const int fit = (most_shared_bytes - other_bytes - bytes) / (stage_bytes + 16);
     return fit < 10 ? fit : 10;
   }
+  static constexpr int weight_stages_beside(int bytes) { return stages_beside(bytes, weight_stage_bytes); }
   static constexpr int weight_stages = weight_stages_beside(8 * 1024);  ///< the lists of experts
   static_assert(weight_stages >= 2, "weights need two stages at least");
 };
@@ -156,10 +158,7 @@ template <class Shape>
 struct BySlab : Shape {
   static constexpr bool by_slab = true;
   static constexpr int weight_stage_bytes = Shape::weight_stage_bytes / Shape::slabs;
-  static constexpr int weight_stages_beside(int bytes) {
-    const int fit = (most_shared_bytes - Shape::other_bytes - bytes) / (weight_stage_bytes + 16);
-    return fit < 10 ? fit : 10;
-  }
+  static constexpr int weight_stages_beside(int bytes) { return Shape::stages_beside(bytes, weight_stage_bytes); }
   static constexpr int weight_stages = weight_stages_beside(8 * 1024);
   static_assert(weight_scale(Shape::kind) == WeightScale::none, "a chunk is its slabs");
 };
