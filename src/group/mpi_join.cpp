@@ -125,7 +125,8 @@ std::unique_ptr<Group> join_mpi(const MpiOptions& options) {
   const int node = rank / inside;
   greet_all(*link, rank, ranks, inside, options);
   const std::string name = name_of_node(*link, rank, node * inside, inside, options);
-  return join_nodes(name, {node, rank % inside, ranks / inside, inside}, std::move(link), options, options.store);
+  return join_nodes(name, {.node = node, .rank = rank % inside, .nodes = ranks / inside, .ranks_a_node = inside}, std::move(link),
+                    options, options.store);
 }
 
 }  // namespace heddle
