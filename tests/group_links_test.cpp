@@ -31,10 +31,11 @@ class LateLink final : public NodeLink {
   std::optional<NodeMessage> take(int peer, int tag) override { return looked(inner_->take(peer, tag)); }
   std::optional<NodeMessage> take_any(int tag) override { return looked(inner_->take_any(tag)); }
   bool idle() override { return true; }
-  void progress() override {
+  bool progress() override {
     EXPECT_EQ(thread_, std::this_thread::get_id()) << "a link is used by its rank's thread";
     for (NodeMessage& message : late_) inner_->post(0, node_results, std::move(message));
     late_.clear();
+    return true;
   }
 
  private:

@@ -33,9 +33,9 @@ class NodeLink {
   /// Has all that was posted left, as far as the transport says? It may need to be asked until it has.
   virtual bool idle() = 0;
   /// Gives the transport time to move messages, also those that have left as far as it says. Whoever waits for something else,
-  /// such as a word in shared memory, calls it meanwhile. Throws nothing: what is wrong the other calls say. Does nothing where
-  /// messages move by themselves.
-  virtual void progress() {}
+  /// such as a word in shared memory, calls it meanwhile, for as long as it says true: where messages move by themselves it does
+  /// nothing and says false. Throws nothing: what is wrong the other calls say.
+  virtual bool progress() { return false; }
   /// After a rank was lost, to which messages never leave: idle() is from now on about what is posted later. Does nothing where a
   /// link's messages leave without their receivers.
   virtual void abandon() {}

@@ -28,7 +28,7 @@ class EraLink final : public NodeLink {
   std::optional<NodeMessage> take(int peer, int tag) override { return inner_->take(peer, first_tag_ + tag); }
   std::optional<NodeMessage> take_any(int tag) override { return inner_->take_any(first_tag_ + tag); }
   bool idle() override { return inner_->idle(); }
-  void progress() override { inner_->progress(); }
+  bool progress() override { return inner_->progress(); }
   void abandon() override { inner_->abandon(); }
 
   NodeLink& inner() const { return *inner_; }

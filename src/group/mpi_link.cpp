@@ -81,9 +81,10 @@ bool MpiLink::idle() {
 // A send that MPI_Test calls complete may still need its sender: Open MPI moves bytes only while it is called, and the word that
 // ends a large message may wait behind a full socket. So MPI must be called although there is nothing to test, and a probe in vain
 // is a call that has it move whatever waits.
-void MpiLink::progress() {
+bool MpiLink::progress() {
   int found = 0;
   MPI_Iprobe(MPI_ANY_SOURCE, nobodys_tag, comm_, &found, MPI_STATUS_IGNORE);
+  return true;
 }
 
 }  // namespace heddle

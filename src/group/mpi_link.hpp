@@ -23,7 +23,7 @@ class MpiLink final : public NodeLink {
   std::optional<NodeMessage> take(int peer, int tag) override { return take_from(peer, tag); }
   std::optional<NodeMessage> take_any(int tag) override { return take_from(MPI_ANY_SOURCE, tag); }
   bool idle() override;
-  void progress() override;
+  bool progress() override;
   void abandon() override { abandoned_.splice(abandoned_.end(), leaving_); }
 
  private:

@@ -203,7 +203,7 @@ std::shared_ptr<Store> memory_store(const std::shared_ptr<std::byte>& control, i
 }  // namespace
 
 std::vector<std::unique_ptr<Group>> create_virtual_nodes(int nodes, int ranks_a_node, const GroupOptions& options) {
-  check_nodes({0, 0, nodes, ranks_a_node});
+  check_nodes({.nodes = nodes, .ranks_a_node = ranks_a_node});
   const int ranks = nodes * ranks_a_node;
   const auto links = create_memory_links(ranks);
   const auto control = create_group_memory(ranks)->map(0, control_stride * static_cast<std::size_t>(ranks));

@@ -30,9 +30,9 @@ Doorbell::~Doorbell() { std::atomic_ref<std::uint32_t>(part_.sleepers).fetch_sub
 std::uint32_t Doorbell::read() const { return std::atomic_ref<std::uint32_t>(part_.doorbell).load(); }
 
 void Doorbell::sleep(std::uint32_t seen, std::chrono::nanoseconds longest) const {
-  if (link_ != nullptr) link_->progress();
-  // A slice bounds the wait even where a killed process left the counts wrong. No message of a link rings.
-  const std::chrono::milliseconds most(link_ != nullptr ? 1 : 50);
+  const bool is_driven = link_ != nullptr && link_->progress();
+  // A slice bounds the wait even where a killed process left the counts wrong. A link that has to be driven does not ring.
+  const std::chrono::milliseconds most(is_driven ? 1 : 50);
   const auto slice = std::clamp<std::chrono::nanoseconds>(longest, std::chrono::microseconds(1), most);
   timespec timeout{};
   timeout.tv_nsec = static_cast<long>(slice.count());

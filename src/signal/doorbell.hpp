@@ -18,7 +18,7 @@ void ring(HeapHeader& part);
 /// Announces a waiter. Read the doorbell, look at the word, then sleep with what was read.
 class Doorbell {
  public:
-  /// `link`: where there is one, it makes progress before each sleep, and sleeps are short.
+  /// `link`: where there is one, it makes progress before each sleep, and sleeps are short while it has to.
   explicit Doorbell(HeapHeader& part, NodeLink* link = nullptr);
   ~Doorbell();
   Doorbell(const Doorbell&) = delete;
